@@ -1054,7 +1054,7 @@ MUTANTS = [
            "_paid_again(ran, own, ...)", "True",
            "test_evidence_that_names_other_payments_pays_for_nothing"),
     Mutant("passes: one that was given up stays in memory", "VmapMode.__exit__",
-           "self.stopped = None", "pass",
+           "self.stopped if reason is None else None", "self.stopped",
            "test_a_pass_that_was_given_up_leaves_nothing_behind"),
     Mutant("ledger: rounds before those that were paid again", "PaidRun.again",
            "first <= rounds <= end", "rounds <= end",

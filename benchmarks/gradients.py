@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from networks import MEMORY_GOAL, ROWS, Recurrent, Row
+from networks import ROWS, Recurrent, Row
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.profiler import ProfilerActivity, profile
@@ -240,7 +240,7 @@ def measure(
 
 def table(row: str, batch: int, results: dict[str, dict[str, Any]]) -> str:
     base = results["ordinary"]
-    goals = f"goals: time {ROWS[row].goal}, memory {MEMORY_GOAL}"
+    goals = f"goals: time {ROWS[row].time}, memory {ROWS[row].memory}"
     lines = [f"\n{row}, batch {batch} ({goals})"]
     lines.append(f"{'mode':<18}{'ms':>9}{'× time':>8}{'MB':>9}{'× memory':>10}")
     for mode, found in results.items():
@@ -255,6 +255,25 @@ def table(row: str, batch: int, results: dict[str, dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def beside(everything: dict[str, dict[str, dict[str, Any]]]) -> Iterator[str]:
+    """The tables of docs/gradients.md: ratios to the ordinary step, of time and of memory."""
+    others = [mode for mode in MODES if mode not in ("ordinary", OURS)]
+    short = [mode.removeprefix("opacus ") for mode in others]
+    for what, key, unit, scale in (("time", "seconds", "ms", 1e3), ("memory", "peak", "MB", 1e-6)):
+        yield f"| {what} | ordinary {unit} | forethought | goal | {' | '.join(short)} |"
+        yield "| --- " * (4 + len(others)) + "|"
+        for row, results in everything.items():
+            base = results["ordinary"][key]
+            ours, *ratios = (
+                f"{results[mode][key] / base:.3g}" if key in results.get(mode, {}) else "fails"
+                for mode in (OURS, *others)
+            )
+            goal = getattr(ROWS[row], what)
+            cells = [f"{row}, {ROWS[row].batch}", f"{base * scale:.3g}", ours, f"{goal}", *ratios]
+            yield f"| {' | '.join(cells)} |"
+        yield ""
+
+
 class AsDrawn(Blocks):
     """A pass of as many rows as were drawn, whatever their bits."""
 
@@ -267,7 +286,7 @@ def fill(repetitions: int) -> None:
 
     Those bound nothing: they are what the fill is measured against.
     """
-    models = {"logistic": Row(lambda: nn.Linear(123, 2), _columns, 64, 1.0)}
+    models = {"logistic": Row(lambda: nn.Linear(123, 2), _columns, 64)}
     models |= {row: ROWS[row] for row in ("mlp-64", "lenet5", "cnn")}
     print(f"{'model':<12}{'batch':>6}{'rows':>8}{'time':>8}   of passes without fill, medians")
     for name, row in models.items():
@@ -313,8 +332,12 @@ def main() -> None:
     parser.add_argument("--fill", action="store_true", help="blocks' cost, on one thread")
     parser.add_argument("--smoke", action="store_true", help="two small rows, few rounds")
     parser.add_argument("--json", type=Path, help="also write the results here")
+    parser.add_argument("--print", type=Path, help="print the tables of results that were kept")
     parser.add_argument("--peak", choices=MODES, help=argparse.SUPPRESS)
     chosen = parser.parse_args()
+    if chosen.print:
+        print("\n".join(beside(json.loads(chosen.print.read_text(encoding="utf-8")))).rstrip())
+        return
     if chosen.threads:
         torch.set_num_threads(chosen.threads)
     if chosen.fill:
@@ -350,8 +373,8 @@ def main() -> None:
         )
         everything[row] = results
         print(table(row, batch, results), flush=True)
-    if chosen.json:
-        chosen.json.write_text(json.dumps(everything, indent=1) + "\n", encoding="utf-8")
+        if chosen.json:
+            chosen.json.write_text(json.dumps(everything, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -250,27 +250,27 @@ def masked(length: int) -> Callable[[int], Batch]:
 
 @dataclass(frozen=True)
 class Row:
-    """A network, its batch, and what its private step may cost of an ordinary step's time."""
+    """A network, its batch, and goals: a private step's time and memory over an ordinary one's."""
 
     model: Callable[[], nn.Module]
     data: Callable[[int], Batch]
     batch: int
-    goal: float
+    time: float = 1.15
+    memory: float = 1.3
 
 
 ROWS: dict[str, Row] = {
-    "mlp-512": Row(mlp, images(784), 512, 1.15),
-    "mlp-64": Row(mlp, images(784), 64, 1.4),
-    "lenet5": Row(lenet5, images(1, 28, 28), 256, 1.25),
-    "cnn": Row(cnn, images(3, 32, 32), 256, 1.2),
-    "resnet18-gn": Row(resnet18, images(3, 32, 32), 32, 1.2),
-    "encoder": Row(lambda: Encoder(4, 256, 4), sentences(128), 32, 1.2),
-    "lstm": Row(lambda: Recurrent(nn.LSTM, 256), sentences(64), 64, 1.5),
-    "vit-tiny": Row(vit, named_images(3, 32, 32), 32, 1.2),
-    "gpt2": Row(gpt2, masked(64), 4, 1.25),
-    "bert": Row(bert, masked(128), 16, 1.25),
-    "bert-lora": Row(bert_lora, masked(128), 16, 1.05),
-    "swin-t": Row(swin, named_images(3, 64, 64), 8, 1.5),
-    "weight-norm-cnn": Row(weight_normed, images(3, 32, 32), 256, 1.4),
+    "mlp-512": Row(mlp, images(784), 512, 1.1, 1.2),
+    "mlp-64": Row(mlp, images(784), 64, 1.1, 1.2),
+    "lenet5": Row(lenet5, images(1, 28, 28), 256, 1.1, 1.0),
+    "cnn": Row(cnn, images(3, 32, 32), 256, 1.15, 1.2),
+    "resnet18-gn": Row(resnet18, images(3, 32, 32), 32, 1.1, 1.3),
+    "encoder": Row(lambda: Encoder(4, 256, 4), sentences(128), 32, 1.1, 1.3),
+    "lstm": Row(lambda: Recurrent(nn.LSTM, 256), sentences(64), 64, 1.3, 1.3),
+    "vit-tiny": Row(vit, named_images(3, 32, 32), 32, 1.15, 1.3),
+    "gpt2": Row(gpt2, masked(64), 4, 1.08, 1.3),
+    "bert": Row(bert, masked(128), 16, 1.12, 1.3),
+    "bert-lora": Row(bert_lora, masked(128), 16, 1.03, 1.03),
+    "swin-t": Row(swin, named_images(3, 64, 64), 8, 1.15, 1.3),
+    "weight-norm-cnn": Row(weight_normed, images(3, 32, 32), 256, 1.3, 1.4),
 }
-MEMORY_GOAL = 1.4

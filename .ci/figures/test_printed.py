@@ -15,9 +15,9 @@ import forethought as ft
 ROOT = Path(__file__).parents[2]
 
 
-def printed(script: Path) -> str:
+def printed(script: Path, *words: str) -> str:
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", str(script)],
+        [sys.executable, "-W", "ignore", str(script), *words],
         env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
         capture_output=True,
         text=True,
@@ -31,6 +31,12 @@ def printed(script: Path) -> str:
 def test_the_tables_of_a_paper_are_what_its_script_prints(room: str) -> None:
     folder = ROOT / "experiments" / room
     assert printed(folder / "tables.py") == (folder / "tables.md").read_text("utf-8").strip()
+
+
+def test_the_page_on_gradients_has_the_kept_ratios() -> None:
+    kept = ROOT / "benchmarks" / "gradients.json"
+    tables = printed(ROOT / "benchmarks" / "gradients.py", "--print", str(kept))
+    assert tables in (ROOT / "docs" / "gradients.md").read_text("utf-8")
 
 
 def test_the_page_on_the_papers_ends_with_what_its_script_prints() -> None:

@@ -33,7 +33,7 @@ PARTS = 4
 # A gradient of so many units is far above every clipping norm that a rule reaches.
 LARGE = 10**6
 # The least number of rows of a table, because gradients are tried on a few rows first.
-LEAST_ROWS = 32
+ROWS = 32
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ from torch import nn
 from forethought.accounting.tradeoff import tradeoff
 from forethought.auditing import attack
 from forethought.auditing.audit import FALSE_ALARM, own_records
-from forethought.auditing.canaries import LARGE, LEAST_ROWS
+from forethought.auditing.canaries import LARGE, ROWS
 from forethought.auditing.verdict import AttackSummary, Audit, Finding
 from forethought.gradients.batches import call
 from forethought.rounds.contributions import Loss, default_loss
@@ -67,8 +67,7 @@ class Canaried(nn.Module):
         super().__init__()
         first = next(p for p in model.parameters() if p.requires_grad)
         self.model = model
-        rows = max(LEAST_ROWS, canaries)
-        self.table = nn.Embedding(rows, 1, dtype=first.dtype, device=first.device)
+        self.table = nn.Embedding(max(ROWS, canaries), 1, dtype=first.dtype, device=first.device)
         nn.init.zeros_(self.table.weight)
 
     def forward(

@@ -130,7 +130,7 @@ def planted_distance(plan: Plan) -> float:
 
 
 def _planted_sum(plan: Plan, clip: Clip, weight: NDArray[np.int64]) -> float:
-    records = canaries.CanaryRecords(weight * 0, weight, 1e3 * clip.norm, canaries.LEAST_ROWS)
+    records = canaries.CanaryRecords(weight * 0, weight, 1e3 * clip.norm, canaries.ROWS)
     kept: list[float] = []
 
     def see(_index: int, total: Array) -> None:

@@ -730,9 +730,8 @@ class VmapMode(TorchFunctionMode):
 
     def __exit__(self, kind: Any, reason: BaseException | None, frames: Any) -> None:
         super().__exit__(kind, reason, frames)
-        if reason is not None:
-            # Kept, its traceback would keep the whole pass: graph and mode hold each other.
-            self.stopped = None
+        # Kept, its traceback would keep the whole pass: graph and mode hold each other.
+        self.stopped = self.stopped if reason is None else None
 
     # Interception of calls
 

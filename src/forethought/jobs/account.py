@@ -10,7 +10,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from itertools import combinations
-from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -299,7 +298,7 @@ def _paid_again(ran: Mechanism, planned: Mechanism, again: Sequence[Mechanism]) 
     both = zip(_one_by_one(ran), _one_by_one(planned), strict=True)
     changed = [round for round, asked in both if round != asked]
     # The least noise first: what covers it would cover the later ones, too.
-    for round in sorted(changed, key=attrgetter("noise_multiplier")):
+    for round in sorted(changed, key=lambda one: one.noise_multiplier):
         for one in spare:
             same = replace(one, noise_multiplier=round.noise_multiplier) == round
             if same and one.noise_multiplier <= round.noise_multiplier * (1 + 1e-9):

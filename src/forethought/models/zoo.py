@@ -99,10 +99,9 @@ def _of_the_zoo(name: str) -> Callable[..., nn.Module]:
                 "repository into the working directory or next to the job file, and it is found "
                 f"({error})"
             ) from None
-    hint = meant(name, (*MODELS, *PUBLISHED))
     raise ValueError(
-        f"unknown model {name!r}.{hint} The models are {', '.join(MODELS)}, or module:function "
-        "for your own"
+        f"unknown model {name!r}.{meant(name, (*MODELS, *PUBLISHED))} The models are "
+        f"{', '.join(MODELS)}, or module:function for your own"
     )
 
 
