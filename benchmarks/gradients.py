@@ -265,11 +265,11 @@ def beside(everything: dict[str, dict[str, dict[str, Any]]]) -> Iterator[str]:
         for row, results in everything.items():
             base = results["ordinary"][key]
             ours, *ratios = (
-                f"{results[mode][key] / base:.3g}" if key in results.get(mode, {}) else "fails"
+                f"{results[mode][key] / base:.2f}" if key in results.get(mode, {}) else "fails"
                 for mode in (OURS, *others)
             )
             goal = getattr(ROWS[row], what)
-            cells = [f"{row}, {ROWS[row].batch}", f"{base * scale:.3g}", ours, f"{goal}", *ratios]
+            cells = [f"{row}, {ROWS[row].batch}", f"{base * scale:,.1f}", ours, f"{goal}", *ratios]
             yield f"| {' | '.join(cells)} |"
         yield ""
 

@@ -729,7 +729,7 @@ class VmapMode(TorchFunctionMode):
         self.parameters: set[int] = set()  # and of the model's parameters
 
     def __exit__(self, kind: Any, reason: BaseException | None, frames: Any) -> None:
-        super().__exit__(kind, reason, frames)
+        super().__exit__(kind, reason, frames)  # type: ignore[no-untyped-call]
         # Kept, its traceback would keep the whole pass: graph and mode hold each other.
         self.stopped = self.stopped if reason is None else None
 
