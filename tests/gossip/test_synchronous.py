@@ -209,6 +209,25 @@ def test_a_neighbours_nonsense_is_refused() -> None:
     assert of(machine.handle(on.PeerMessage(0, bad)), Alarm)[0].code == "stranger"
 
 
+def test_changes_that_add_up_to_nonsense_are_refused() -> None:
+    """Each is short enough by itself; the honest one is waited for."""
+    agreed = gossip(2, kind="metropolis", rule="synchronous", compression=Compression("top-k", 1.0))
+    machine = worker(agreed, 0, np.zeros(D, np.float32))
+    machine.handle(on.Started())
+
+    def told(round: int, *change: float) -> list[Any]:
+        message = Weights(round + 1, round, 0, 0, -1, np.array(change, np.float32))
+        return machine.handle(on.PeerMessage(1, message))
+
+    machine.handle(done(0, 0, 0, 0))
+    assert of(told(0, 9e5, 0, 0), on.Mixed)
+    machine.handle(done(1, 0, 0, 0))
+    (alarm,) = told(1, 9e5, 0, 0)
+    assert alarm.code == "weights" and "norm 1.8e+06" in alarm.text
+    assert of(told(1, -9e5, 0, 0), on.Mixed)
+    assert np.isfinite(machine.weights).all()
+
+
 class Disturbed:
     """D-PSGD among workers that die between any two effects, over ways that lose messages."""
 

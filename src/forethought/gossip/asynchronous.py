@@ -306,8 +306,7 @@ class AsynchronousWorker(Releasing):
             return self._answer(sender, message)
         if isinstance(message, Known):
             return self._heard(sender, message)
-        refusal = self.own.refusal(sender, message)
-        if refusal is not None:
+        if refusal := self.own.refusal(sender, message):
             return [on.Alarm("weights", refusal)]
         self._hear(sender, message.round)
         if message.known > self.own.updates:
@@ -325,8 +324,7 @@ class AsynchronousWorker(Releasing):
             if found is None:
                 return []
             message = replace(message, vector=found)
-            refusal = self.own.refusal(sender, message)
-            if refusal is not None:
+            if refusal := self.own.refusal(sender, message):
                 return [on.Alarm("weights", refusal)]
         if message.base > self.step:
             if message.base <= self.step + self.gossip.window:

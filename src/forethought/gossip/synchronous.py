@@ -217,8 +217,7 @@ class SynchronousWorker(Releasing):
             return self._heard(sender, message)
         if not isinstance(message, Weights):
             return []
-        refusal = self.own.refusal(sender, message)
-        if refusal is not None:
+        if refusal := self.own.refusal(sender, message):
             return [on.Alarm("weights", refusal)]
         self._hear(sender, message.round)
         if not self.step <= message.base < self.gossip.rounds * self.gossip.exchanges:
@@ -237,10 +236,15 @@ class SynchronousWorker(Releasing):
             return []
         held = self.own.held
         pace = self.gossip.compression.consensus_step
+        if self._here:  # changes add up: each may be small, and their sum too large
+            got = {other: self._here[other] + got[other] for other in self._sources}
+            for other, whole in got.items():
+                if refusal := self.own.refusal(other, self.own.message(self.step, 0, vector=whole)):
+                    del self._got[self.step][other]
+                    return [on.Alarm("weights", refusal)]
+            self._here.update(got)
         for other, weight in self._sources.items():
             before, theirs = self._before[other], got[other]
-            if self._here:
-                theirs = self._here[other] = self._here[other] + theirs
             if self.gossip.trust.hostile:
                 theirs = self.gossip.trust.admit(before, theirs)
             held = held + np.float32(weight * pace) * (theirs - before)

@@ -235,8 +235,7 @@ def _in_book(
     url = place if "://" in place else f"sqlite:///{place}"
     with closing(book_at(url, token_file)) as book:
         head, number = noted["total"]["head"], noted["reservation"]
-        problems = book.verify(head)
-        if problems:
+        if problems := book.verify(head):
             raise StatementError(f"the book does not verify: {'; '.join(problems)}")
         held = book.reservation(number)
         planned = held.charge.mechanism

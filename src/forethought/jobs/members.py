@@ -539,8 +539,7 @@ def answered(config: Mapping[str, Any], frames: list[bytes]) -> list[bytes]:
 
 
 def _places(config: Mapping[str, Any]) -> tuple[Path, Path, Path]:
-    missing = [name for name in ("job", "keys", "out") if not config.get(name)]
-    if missing:
+    if missing := [name for name in ("job", "keys", "out") if not config.get(name)]:
         raise JobError(
             f"the configuration lacks {', '.join(missing)}: give job, keys and out, each a path"
         )
