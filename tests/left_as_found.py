@@ -31,9 +31,13 @@ class Namespaces:
     def __init__(self) -> None:
         self._kept: dict[str, tuple[Mapping[str, Any], dict[str, Any]]] = {}
         self._modules = 0
+        self.stale = False  # a test that is not held to it ran since, and may have changed names
 
     def look(self) -> None:
-        """Note modules that were imported since."""
+        """Note modules that were imported since, and what a test that is not held to it changed."""
+        if self.stale:
+            list(self.changed())
+            self.stale = False
         if len(sys.modules) == self._modules:
             return
         self._modules = len(sys.modules)
