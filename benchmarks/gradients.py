@@ -240,7 +240,7 @@ def measure(
 
 def table(row: str, batch: int, results: dict[str, dict[str, Any]]) -> str:
     base = results["ordinary"]
-    goals = f"goals: time {ROWS[row].time}, memory {ROWS[row].memory}"
+    goals = f"goals: time {ROWS[row].time or '–'}, memory {ROWS[row].memory or '–'}"
     lines = [f"\n{row}, batch {batch} ({goals})"]
     lines.append(f"{'mode':<18}{'ms':>9}{'× time':>8}{'MB':>9}{'× memory':>10}")
     for mode, found in results.items():
@@ -268,7 +268,7 @@ def beside(everything: dict[str, dict[str, dict[str, Any]]]) -> Iterator[str]:
                 f"{results[mode][key] / base:.2f}" if key in results.get(mode, {}) else "fails"
                 for mode in (OURS, *others)
             )
-            goal = getattr(ROWS[row], what)
+            goal = getattr(ROWS[row], what) or "–"
             cells = [f"{row}, {ROWS[row].batch}", f"{base * scale:,.1f}", ours, f"{goal}", *ratios]
             yield f"| {' | '.join(cells)} |"
         yield ""

@@ -275,8 +275,8 @@ def _find(name: str) -> type[torch.optim.Optimizer]:
         if name.lower() in _LOOKS_AT_THE_DATA:
             raise ValueError(_LOOKS.format(name=name))
         raise ValueError(
-            f"unknown optimizer {name!r}: {suggestion(name.lower(), sorted(NAMES))} Your own is "
-            "named 'module:Class'"
+            f"unknown optimizer {name!r} (your own is named 'module:Class'): "
+            f"{suggestion(name.lower(), sorted(NAMES))}"
         )
     module, _, attribute = name.partition(":")
     try:
