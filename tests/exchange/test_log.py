@@ -67,6 +67,15 @@ def test_any_other_damage_stops_the_reader_or_loses_the_last_record_only() -> No
             assert RecordLog(storage, "log").replay() == RECORDS[:-1]
 
 
+def test_a_header_whose_end_was_not_written_is_torn() -> None:
+    """The file had grown to its new length, and a page that ends in the header was written."""
+    cuts = ends()
+    for kept in range(cuts[-2], cuts[-1]):
+        torn = WHOLE[:kept] + bytes(cuts[-1] - kept)
+        if torn != WHOLE:
+            assert RecordLog(MemoryStorage({"log": torn}), "log").replay() == RECORDS[:-1]
+
+
 def test_a_record_cannot_be_dropped_repeated_or_exchanged() -> None:
     cuts = ends()
     parts = [WHOLE[a:b] for a, b in itertools.pairwise(cuts)]

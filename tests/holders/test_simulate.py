@@ -28,7 +28,7 @@ from forethought.holders.simulator import (
 )
 from forethought.holders.trainer import SharedModel
 from forethought.rounds.randomness import Seeds
-from forethought.training.folder import CheckpointError, RunFolderExistsError
+from forethought.training.folder import CheckpointError, RunFolderExistsError, RunSecrets
 
 CLIENTS, ROUNDS = 4, 5
 
@@ -94,6 +94,29 @@ def test_an_interrupted_simulation_goes_on_to_the_same_bits(rule: str, tmp_path:
     assert np.array_equal(weights, expected)
     assert (out / "clients" / "c0" / "statement.json").is_file()
     assert not (out / "keys").exists() and not (out / "updates").exists()
+    assert found.summary()["clients"][0]["rounds"] == ROUNDS
+
+
+@pytest.mark.parametrize("name", ["keys", "start.npy", "federation.toml"])
+def test_a_simulation_killed_before_it_began_begins_anew(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agreed, out = federation(), tmp_path / "run"
+    write = {"keys": RunSecrets, "start.npy": np, "federation.toml": Federation}[name]
+
+    class KilledError(Exception):
+        pass
+
+    def killed(*_: object) -> None:
+        raise KilledError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(write, "write" if write is RunSecrets else "save", killed)
+        with pytest.raises(KilledError):
+            run(agreed, out=out)
+    with pytest.raises(CheckpointError, match="no simulation that was interrupted"):
+        run(agreed, out=out, resume=True)
+    found, _ = run(agreed, out=out)
     assert found.summary()["clients"][0]["rounds"] == ROUNDS
 
 

@@ -102,6 +102,19 @@ def test_what_never_ends_is_said() -> None:
     assert one.updates[1:].tolist() == [60] * 7
 
 
+@pytest.mark.parametrize("rule", ["asynchronous", "synchronous"])
+def test_outages_that_overlap_are_one(rule: str) -> None:
+    def after(*outages: Outage) -> SimulatedGraph:
+        return run(agreed(rule, 30), Times([1.0] * K, Way(0.1), outages=outages))
+
+    one = after(Outage(2, 3.5, 14.5), Outage(5, 8.0, 9.0))
+    parts = Outage(2, 9.5, 14.5), Outage(2, 3.5, 8.0), Outage(5, 8.0, 9.0), Outage(2, 4.0, 10.0)
+    several = after(*parts)
+    assert several.updates.tolist() == one.updates.tolist()
+    assert (several.seconds, several.messages) == (one.seconds, one.messages)
+    assert several.weights.tobytes() == one.weights.tobytes()
+
+
 @pytest.mark.parametrize("graph", ["complete", "ring", "hypercube"])
 @pytest.mark.parametrize("kind", ["matchings", "metropolis"])
 def test_workers_that_fail_and_come_back_do_no_harm(graph: str, kind: str) -> None:

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 import forethought as ft
-from forethought.training.optimizers import NAMES, CountsOnNoise, make_optimizer
+from forethought.training.optimizers import NAMES, make_optimizer
 from forethought.values.use import OPTIMIZERS, UNKNOWN, USUAL_RATE, OptimizerKind, kind_of
 
 Vector = NDArray[np.float64]
@@ -111,7 +111,7 @@ def stepped(name: str, options: dict[str, Any], gradients: list[Vector]) -> Iter
     yield weights.detach().numpy().copy()
     for gradient in gradients:
         weights.grad = torch.from_numpy(gradient)
-        if isinstance(optimizer, CountsOnNoise):
+        if hasattr(optimizer, "expect_noise"):
             optimizer.expect_noise(NOISE)
         optimizer.step()
         yield weights.detach().numpy().copy()

@@ -118,7 +118,7 @@ def _records(kept: bytes, name: str) -> tuple[list[bytes], bytes, int]:
         record = view[at + _HEAD_BYTES : min(end, len(view))]
         of_length, of_record = sums_of(chain, length_bytes, (record,))
         if sums[:_SUM_BYTES] != of_length:
-            if not any(view[at:]):
+            if not any(view[at + _LENGTH.size + _SUM_BYTES :]):
                 break  # a crash came after the file had grown, before its content was written
             raise _damaged(name, len(found))
         if end > len(view):

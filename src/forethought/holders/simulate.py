@@ -206,7 +206,8 @@ def keys_and_start(
             raise ValueError("resume=True goes on in out=: give out")
         return Secrets.draw(seeds), weights
     if resume:
-        if not (folder / KEYS).exists():
+        # The agreement is written last, and the keys are wiped at the end.
+        if not ((folder / name).exists() and (folder / KEYS).exists()):
             raise CheckpointError(f"{folder} holds no simulation that was interrupted")
         if type(agreed).load(folder / name) != agreed:
             raise CheckpointError(

@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import heapq
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -124,6 +124,17 @@ class Outage:
         whole("machine", self.machine, least=0)
         if not real("begin", self.begin, least=0) < self.end:
             raise ValueError("an outage must end after it began")
+
+
+def _apart(outages: Iterable[Outage]) -> list[Outage]:
+    """Each machine's outages, with those that overlap or touch joined to one."""
+    found: list[Outage] = []
+    for one in sorted(outages, key=lambda o: (o.machine, o.begin)):
+        if found and found[-1].machine == one.machine and one.begin <= found[-1].end:
+            before = found.pop()
+            one = replace(before, end=max(before.end, one.end))
+        found.append(one)
+    return found
 
 
 class LogNormal:
@@ -251,7 +262,7 @@ class Times:
         compute: each machine's seconds for one update; for a mean one if sample sizes change.
         way: the network that every message takes.
         straggling: σ of a lognormal factor on every single computation.
-        outages: the intervals in which machines are away.
+        outages: the intervals in which machines are away; they may overlap.
         factors: (machine, round) → the factor on its seconds; None: 1.
         seed: public seed of all these random numbers.
     """
@@ -481,7 +492,7 @@ class _Simulator:
     ) -> None:
         if len(times.compute) != count:
             raise ValueError(f"times for {len(times.compute)} {words} {count}")
-        self.trainers, self.times = trainers, times
+        self.trainers, self.times, self._outages = trainers, times, _apart(times.outages)
         self._committed = committed
         self._agenda = Agenda()
         self._factor = LogNormal(times.straggling, [times.seed, 0])
@@ -501,7 +512,7 @@ class _Simulator:
 
     def _to_the_end(self) -> None:
         agenda = self._agenda
-        for outage in self.times.outages:
+        for outage in self._outages:
             agenda.add(outage.begin, _GONE, outage.machine)
             if math.isfinite(outage.end):
                 agenda.add(outage.end, _BACK, outage.machine)
@@ -522,9 +533,8 @@ class _Simulator:
 
     def _returns(self, machine: int, at: float) -> float:
         """The end of the machine's outage at a time; the time itself if there is none."""
-        outages = self.times.outages
-        ends = [o.end for o in outages if o.machine == machine and o.begin <= at < o.end]
-        return max(ends, default=at)
+        away = (o.end for o in self._outages if o.machine == machine and o.begin <= at < o.end)
+        return next(away, at)
 
     def _goes_on(self, machine: int, what: object) -> None:
         """Postpone the end of a computation to the return of a machine that is away."""
@@ -765,7 +775,7 @@ class GraphSimulator(_Simulator):
         self._meets = self._loses and gossip.mixing.drawn
         self._reduced: dict[int, Vector] = {}
         self._reasons: dict[int, str] = {}
-        self._gone = {o.machine for o in times.outages if not math.isfinite(o.end)}
+        self._gone = {o.machine for o in self._outages if not math.isfinite(o.end)}
         self._updates = self._step = 0
 
     def run(self) -> SimulatedGraph:

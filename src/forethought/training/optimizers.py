@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -447,19 +447,13 @@ def make_filter(how: GradientFilter | None, rounds: int) -> MeanFilter | None:
 # From noised sums to optimizer steps: this code accepts nothing that is not noised.
 
 
-@runtime_checkable
-class CountsOnNoise(Protocol):
-    """An optimizer that uses the variance of its gradients' noise, independent between rounds."""
-
-    def expect_noise(self, variance: float) -> None: ...
-
-
 class Descent:
     """Steps an optimizer along noised means, in memory that does not grow with the rounds.
 
     Args:
         parameters: name → trainable parameter, in the order of the noised sums.
-        optimizer: an optimizer over the same parameters.
+        optimizer: an optimizer over the same parameters. If it has ``expect_noise(variance)``, it
+            is told the variance of a mean's noise, independent between rounds, before each step.
         through: the filter of noised means before the optimizer; None: no filter.
     """
 
@@ -511,7 +505,7 @@ class Descent:
         if step_size is not None:
             for group in self.optimizer.param_groups:
                 group["lr"] = step_size
-        if isinstance(self.optimizer, CountsOnNoise):
+        if hasattr(self.optimizer, "expect_noise"):
             self.optimizer.expect_noise(variance)
         self.optimizer.step()
 
@@ -583,7 +577,7 @@ def descent_of(
             in a plan with correlated noise.
     """
     own = make_optimizer(plan.optimizer, parameters.values()) if optimizer is None else optimizer
-    counts = plan.gradient_filter is not None or isinstance(own, CountsOnNoise)
+    counts = plan.gradient_filter is not None or hasattr(own, "expect_noise")
     if counts and any(isinstance(part, Correlated) for part in plan.privacy.mechanism):
         raise ValueError(
             "gradient_filter= and the optimizer 'adam-bc' count on independent noise, and "
