@@ -82,11 +82,6 @@ class Fingerprint:
         """
         return self + fingerprint(key, records)
 
-    def removed(self, key: bytes, records: Iterable[bytes]) -> Fingerprint:
-        """The fingerprint without these records; it is not checked that they are in it."""
-        less = fingerprint(key, records)
-        return Fingerprint((self._numbers - less._numbers).tobytes(), self.count - less.count)
-
     def __add__(self, other: Fingerprint) -> Fingerprint:
         """The fingerprint of both data sets together; disjoint parts can be hashed separately."""
         return Fingerprint((self._numbers + other._numbers).tobytes(), self.count + other.count)
@@ -170,13 +165,11 @@ class Overlap:
     Args:
         of, other: number in the first, and in the second data set.
         shared: number in both.
-        group: largest number of rows of one in both together.
     """
 
     of: int
     other: int
     shared: int
-    group: int
 
     @property
     def kind(self) -> Literal["same", "superset", "part", "overlapping", "disjoint"]:
@@ -203,16 +196,6 @@ class Overlap:
             "overlapping": f"this shares {unit}s with {other!r}: {shown}",
             "disjoint": f"this shares no {unit} with {other!r}",
         }[self.kind]
-
-
-def overlap(one: Hashes, other: Hashes) -> Overlap:
-    """Compare two data sets by their hashes, which need the same key and kind."""
-    found, here, there = np.intersect1d(
-        one.found, other.found, assume_unique=True, return_indices=True
-    )
-    both = one.times[here] + other.times[there]
-    most = max(int(both.max(initial=0)), one.group, other.group)
-    return Overlap(len(one), len(other), len(found), most)
 
 
 def contents(frame: pl.DataFrame, leave_out: Iterable[str] = ()) -> list[bytes]:

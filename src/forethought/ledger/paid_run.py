@@ -156,7 +156,7 @@ class Ledger:
 
         def ask() -> None:
             for other, (shared, size) in sorted(book.overlaps(self.data, listed).items()):
-                seen = Overlap(len(found), size, shared, found.group)
+                seen = Overlap(len(found), size, shared)
                 few = persons is None and 20 * shared < min(seen.of, seen.other)
                 if other in self.also or few:
                     continue
