@@ -95,7 +95,7 @@ def test_a_large_model_is_counted_up_from_one_and_two_layers(
         model = model.to("meta")
     found = ft.cost(model, [(torch.zeros(FEATURES), 0)] * COUNT, planned(), micro_batch=32)
     assert found.weights + found.each * 32 == pytest.approx(taken(32), rel=0.15)
-    assert found.step is None and "time" not in found.text()
+    assert "s a round here" in found.text()
     if place == "here":
         assert all(torch.equal(before[name], now) for name, now in model.state_dict().items())
 
@@ -134,7 +134,7 @@ def test_what_fits_follows_from_the_line() -> None:
 
 
 def test_an_example_that_takes_nothing_fits_as_often_as_there_is_room() -> None:
-    one = costs.Cost(8e9, 0.0, 1e9, 0.0, 16, 100, 64.0)
+    one = costs.Cost(8e9, 0.0, 1e9, 0.0, 16, 100, 64.0, 1.0, 0.5)
     assert one.largest(7e9) == 0 < one.largest(9e9)
     assert one.shards(9e9) == 1 and one.shards(1e9) is None
     assert "it fits" in one.text(gpu_memory=80)

@@ -2,8 +2,8 @@
 
 A copy of the model with random weights runs a few rounds of made-up records at two sizes of
 micro_batch; of a large model, its repeated layers are cut to one and to two. The peak memory is
-linear in the size of micro_batch, and each further layer adds the difference between the copies of
-one and two layers. So a model that does not fit in memory here, or that has no weights yet (on
+linear in the size of micro_batch, a round's time in the number of blocks, and each further layer
+adds the difference between the copies of one and two layers. So a model that does not fit in memory here, or that has no weights yet (on
 torch's ``meta`` device), is measured as well.
 """
 
@@ -64,8 +64,7 @@ class Cost:
         micro_batch: examples at once.
         rounds: rounds of the plan.
         batch: mean batch size of the plan.
-        begin, example: seconds of a round on this machine, and of each example in it; None if only
-            some of the layers were tried.
+        begin, example: seconds of a round on this machine, and of each example in it.
     """
 
     weights: float
@@ -75,8 +74,8 @@ class Cost:
     micro_batch: int
     rounds: int
     batch: float
-    begin: float | None = None
-    example: float | None = None
+    begin: float
+    example: float
 
     @property
     def memory(self) -> float:
@@ -84,16 +83,14 @@ class Cost:
         return self.program + self.weights + self.each * self.micro_batch
 
     @property
-    def step(self) -> float | None:
-        """Seconds of a round with the mean batch, on this machine; None: not measured."""
-        if self.begin is None or self.example is None:
-            return None
+    def step(self) -> float:
+        """Seconds of a round with the mean batch, on this machine."""
         return self.begin + self.example * self.batch
 
     @property
-    def seconds(self) -> float | None:
-        """Seconds of the run on this machine, with no other load; None: not measured."""
-        return None if self.step is None else self.step * self.rounds
+    def seconds(self) -> float:
+        """Seconds of the run's rounds on this machine, with no other load."""
+        return self.step * self.rounds
 
     def largest(self, memory: float, shards: int = 1) -> int:
         """The largest micro_batch that fits into ``memory`` bytes a process; 0: none fits.
@@ -117,13 +114,10 @@ class Cost:
         held = f", {self.program / GB:.2g} of them Python and its libraries" if self.program else ""
         lines = [
             f"memory: about {self.memory / GB:.2g} GB a process with micro_batch={self.micro_batch}"
-            f"{held}; each example more takes {self.each / 1e6:.2g} MB"
+            f"{held}; each example more takes {self.each / 1e6:.2g} MB",
+            f"time: about {self.step:.2g} s a round here, {self.seconds:.3g} s for all "
+            f"{self.rounds:,}",
         ]
-        if self.step is not None and self.seconds is not None:
-            lines.append(
-                f"time: about {self.step:.2g} s a round here, {self.seconds:.3g} s for all "
-                f"{self.rounds:,}"
-            )
         if gpu_memory is not None:
             lines.append(f"on a GPU of {gpu_memory:g} GB: {self._fits(gpu_memory * GB * USABLE)}")
         return "\n".join(lines)
@@ -185,34 +179,37 @@ def cost(
     most = max(1, round(held))
     counts = (1, 2) if large else (None,)
     few = min(TRIED, most)
-    spent = trial.seconds(few, counts[0])
+    trial.seconds(few, counts[0])
     while trial.alone and few < min(most, TIMED):  # small blocks may be computed differently
         few = min(2 * few, most)
-        spent = trial.seconds(few, counts[0])
+        trial.seconds(few, counts[0])
     longer = max(few + 1, min(2 * few if large else max(2 * few, TIMED), most))
-    begin = example = None
-    if not large:
-        begin, example = _line((few, longer), [spent, trial.seconds(longer)])
-        example /= trial.blocks
+    # A round of one block, and one of as many blocks as make the difference clear.
+    blocks = (1, 1 + math.ceil(TIMED / min(longer, most)))
+    rounds = [[trial.seconds(min(longer, most), count, b) for b in blocks] for count in counts]
     sizes = (max(few, longer // 2), longer)  # short blocks may be computed differently
     # Kernels have allocated their workspaces by now. The model is counted in the peaks.
     gc.collect()  # memory of earlier trials does not count
     program = _resident() - sum(one.nbytes for one in model.parameters() if not one.is_meta)
     peaks = [[trial.peak(size, count) for size in sizes] for count in counts]
-    lines = [_line(sizes, row) for row in peaks]
-    weights, each = lines[0]
-    if large and stacks is not None:
-        more = max(map(len, stacks)) - 1
-        weights, each = (a + more * (b - a) for a, b in zip(lines[0], lines[1], strict=True))
+    more = max(map(len, stacks or ()), default=1) - 1
+    weights, each = _line(sizes, peaks, more)
+    begin, block = _line(blocks, rounds, more)
     unit = max((_bytes(part) for stack in stacks or () for part in stack), default=size)
     told = weights, each, unit, max(0.0, program), round(held), plan.rounds, plan.mean_batch
-    return Cost(*told, begin, example)
+    return Cost(*told, begin, block / min(longer, most))
 
 
-def _line(sizes: tuple[int, int], found: list[float]) -> tuple[float, float]:
-    """The line through two points, as value at 0 and slope, neither negative."""
-    slope = max(0.0, (found[1] - found[0]) / (sizes[1] - sizes[0]))
-    return max(0.0, found[0] - slope * sizes[0]), slope
+def _line(sizes: tuple[int, int], found: list[list[float]], more: int) -> tuple[float, float]:
+    """The line through two points, as value at 0 and slope, neither negative.
+
+    Args:
+        found: the values at both sizes; if there are two rows, of one and of two layers.
+        more: number of layers after the first; each adds the difference between the rows.
+    """
+    values = np.array(found[0]) + more * (np.array(found[-1]) - np.array(found[0]))
+    slope = max(0.0, float(values[1] - values[0]) / (sizes[1] - sizes[0]))
+    return max(0.0, float(values[0]) - slope * sizes[0]), slope
 
 
 def _resident() -> float:
@@ -255,7 +252,7 @@ class _TrialRounds:
         plan, loss: of training.
 
     Attributes:
-        blocks: number of blocks of a round's batch, computed one after the other.
+        blocks: number of blocks of a batch whose peak is measured, computed one after the other.
         alone: True if the examples of the last trial were computed one at a time.
     """
 
@@ -265,17 +262,19 @@ class _TrialRounds:
 
     def peak(self, size: int, count: int | None) -> float:
         """Peak bytes of model, optimizer and per-example gradients with ``size`` at a time."""
-        return peak(lambda: self._train(_made(self._model, count), size))
+        return peak(lambda: self._train(_made(self._model, count), size, self.blocks))
 
-    def seconds(self, size: int, count: int | None = None) -> float:
-        """Seconds of a round of ``size`` records a block."""
+    def seconds(self, size: int, count: int | None = None, blocks: int = 1) -> float:
+        """Seconds of a round of some blocks of ``size`` records."""
         stamps: list[float] = []
         model = _made(self._model, count)
-        self._train(model, size, lambda event: stamps.append(time.perf_counter()))
+        self._train(model, size, blocks, lambda event: stamps.append(time.perf_counter()))
         return float(np.diff(stamps).min())
 
-    def _train(self, model: nn.Module, size: int, progress: Progress | None = None) -> None:
-        count = self.blocks * size
+    def _train(
+        self, model: nn.Module, size: int, blocks: int, progress: Progress | None = None
+    ) -> None:
+        count = blocks * size
         data = torch.utils._pytree.tree_map(lambda leaf: _like(leaf, count), self._form)
         mechanism = Mechanism(Rounds(1.0, ROUNDS, FullBatch()), adjacency="add-or-remove")
         plan = self._plan.with_(mechanism=mechanism, examples=count, budget=None)
