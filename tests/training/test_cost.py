@@ -81,6 +81,8 @@ def test_memory_is_within_15_percent_of_what_training_takes(size: int) -> None:
     found = ft.cost(network(), table(), planned(), micro_batch=size)
     assert found.weights + found.each * size == pytest.approx(taken(size), rel=0.15)
     assert found.step > 0 and found.seconds == pytest.approx(3 * found.step)
+    # 64 examples at least (tests/conftest.py) at each of two weights or one, three times each.
+    assert found.tried == {16: 16 + 4 * 3 * 16, 64: 64 + 2 * 3 * 64}[size]
 
 
 @pytest.mark.slow

@@ -503,6 +503,16 @@ class _unnoticed:  # noqa: N801 - used like a function
         self._generators.restore()
 
 
+def _turns(most: int) -> int:
+    return max(_WEIGHTS, COMPARED.get() // most)
+
+
+def trial_size(blocks: batches.Blocks) -> int:
+    """The number of made-up examples that run before blocks are used for the first time."""
+    most = blocks.sizes[-1]
+    return 0 if blocks.sizes == (1,) else most + _turns(most) * (2 * most + sum(blocks.sizes))
+
+
 def _alike(
     blocks: batches.Blocks, model: nn.Module, data: Any, copies: int, compute: Compute
 ) -> bool:
@@ -519,7 +529,7 @@ def _alike(
         return watched(compute, chosen, len(index), blocks, model, (index, most))
 
     same = True
-    for turn in range(max(_WEIGHTS, COMPARED.get() // most)):
+    for turn in range(_turns(most)):
         if turn == 1:
             _disturb(model, generator)
         rows = _made_up(data, most * copies, kind, generator)

@@ -3,8 +3,8 @@
 A copy of the model with random weights runs a few rounds of made-up records at two sizes of
 micro_batch; of a large model, its repeated layers are cut to one and to two. The peak memory is
 linear in the size of micro_batch, a round's time in the number of blocks, and each further layer
-adds the difference between the copies of one and two layers. So a model that does not fit in memory here, or that has no weights yet (on
-torch's ``meta`` device), is measured as well.
+adds the difference between the copies of one and two layers. So a model that does not fit in
+memory here, or that has no weights yet (on torch's ``meta`` device), is measured as well.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ import torch
 from torch import Tensor, nn
 
 from forethought.gradients import SlowGradientsWarning
-from forethought.gradients.clipped import COMPARED
-from forethought.rounds.contributions import Loss
+from forethought.gradients.clipped import COMPARED, trial_size
+from forethought.gradients.sums import flat
+from forethought.rounds.contributions import Gradients, Loss
 from forethought.rounds.randomness import Seeds
 from forethought.rounds.records import Records, as_records
 from forethought.training.records import arranged, opened, usual_loss
@@ -65,6 +66,8 @@ class Cost:
         rounds: rounds of the plan.
         batch: mean batch size of the plan.
         begin, example: seconds of a round on this machine, and of each example in it.
+        tried: made-up examples that run before the first round, to see that an example's place in a
+            block does not change its bits.
     """
 
     weights: float
@@ -76,6 +79,7 @@ class Cost:
     batch: float
     begin: float
     example: float
+    tried: int = 0
 
     @property
     def memory(self) -> float:
@@ -116,7 +120,8 @@ class Cost:
             f"memory: about {self.memory / GB:.2g} GB a process with micro_batch={self.micro_batch}"
             f"{held}; each example more takes {self.each / 1e6:.2g} MB",
             f"time: about {self.step:.2g} s a round here, {self.seconds:.3g} s for all "
-            f"{self.rounds:,}",
+            f"{self.rounds:,}; {self.example * self.tried:.3g} s before the first, for a test of "
+            f"blocks on {self.tried:,} made-up examples",
         ]
         if gpu_memory is not None:
             lines.append(f"on a GPU of {gpu_memory:g} GB: {self._fits(gpu_memory * GB * USABLE)}")
@@ -197,7 +202,9 @@ def cost(
     begin, block = _line(blocks, rounds, more)
     unit = max((_bytes(part) for stack in stacks or () for part in stack), default=size)
     told = weights, each, unit, max(0.0, program), round(held), plan.rounds, plan.mean_batch
-    return Cost(*told, begin, block / min(longer, most))
+    how = Gradients(own.loss, flat, micro_batch)  # type: ignore[arg-type]  # it is not computed
+    tried = 0 if trial.alone else trial_size(how.blocks(plan.privacy.round(0)))
+    return Cost(*told, begin, block / min(longer, most), tried)
 
 
 def _line(sizes: tuple[int, int], found: list[list[float]], more: int) -> tuple[float, float]:
