@@ -12,10 +12,9 @@ to choose from, a holder of the key finds collisions by Wagner's (2002) tree in 
 equal records vanish from the sum, the number of records is a part of the name. Without the key, a
 fingerprint is a random number, which cannot confirm a guessed record.
 
-**Hashes** of records or of persons are 16 bytes each, keyed too, and stored sorted with their
-counts. They find matches that a fingerprint cannot find: a part, a superset, another data set about
-the same persons. With n hashes in a book, two different entries have one hash with probability
-below n²/2¹²⁹.
+**Hashes** of records or of persons are 16 bytes each and keyed too. They find matches that a
+fingerprint cannot find: a part, a superset, another data set about the same persons. With n hashes
+in a book, two different entries have one hash with probability below n²/2¹²⁹.
 """
 
 from __future__ import annotations
@@ -23,15 +22,14 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import polars as pl
 from blake3 import blake3
-from numpy.typing import NDArray
 
 KEY_BYTES, HASH_BYTES = 32, 16
 _NUMBERS = 1024
@@ -52,47 +50,13 @@ def _key(key: bytes, purpose: str) -> bytes:
     return blake3(key, derive_key_context=f"forethought 2026 ledger identity {purpose}").digest()
 
 
-@dataclass(frozen=True)
-class Fingerprint:
-    """The sum of all records' numbers; by default that of no records.
+def fingerprint(key: bytes, records: Iterable[bytes]) -> str:
+    """The fingerprint of records in any order: 64 hexadecimal digits, for a book's entry.
 
     Args:
-        state: 2,048 bytes: 1,024 numbers of two bytes, low byte first.
-        count: number of records in it.
+        key: 32 bytes, the book's.
+        records: each as bytes (:func:`contents`).
     """
-
-    state: bytes = bytes(2 * _NUMBERS)
-    count: int = 0
-
-    def __post_init__(self) -> None:
-        if len(self.state) != 2 * _NUMBERS:
-            raise ValueError(f"a fingerprint has {2 * _NUMBERS} bytes, not {len(self.state)}")
-
-    @property
-    def name(self) -> str:
-        """64 hexadecimal digits, for people and for a book's entry."""
-        return blake3(self.count.to_bytes(16, "little", signed=True) + self.state).hexdigest()
-
-    def added(self, key: bytes, records: Iterable[bytes]) -> Fingerprint:
-        """The fingerprint with these records added.
-
-        Args:
-            key: 32 bytes, the book's.
-            records: each as bytes (:func:`contents`).
-        """
-        return self + fingerprint(key, records)
-
-    def __add__(self, other: Fingerprint) -> Fingerprint:
-        """The fingerprint of both data sets together; disjoint parts can be hashed separately."""
-        return Fingerprint((self._numbers + other._numbers).tobytes(), self.count + other.count)
-
-    @property
-    def _numbers(self) -> NDArray[np.uint16]:
-        return np.frombuffer(self.state, "<u2")
-
-
-def fingerprint(key: bytes, records: Iterable[bytes]) -> Fingerprint:
-    """The fingerprint of records, which can come in any order."""
     own, total, count = _key(key, "fingerprint"), np.zeros(_NUMBERS, dtype="<u2"), 0
     records = iter(records)
     while block := list(islice(records, _BLOCK)):
@@ -100,62 +64,19 @@ def fingerprint(key: bytes, records: Iterable[bytes]) -> Fingerprint:
         numbers = np.frombuffer(drawn, "<u2").reshape(len(block), _NUMBERS)
         total += numbers.sum(axis=0, dtype=np.uint16)
         count += len(block)
-    return Fingerprint(total.tobytes(), count)
+    return blake3(count.to_bytes(16, "little", signed=True) + total.tobytes()).hexdigest()
 
 
-@dataclass(frozen=True, eq=False)
-class Hashes:
-    """The different records or persons of a data set, and the number of rows of each.
-
-    Args:
-        found: sorted hashes, shape (different,), 16 bytes each.
-        times: number of rows of each, shape (different,).
-    """
-
-    found: NDArray[Any]
-    times: NDArray[np.int64] = field(repr=False)
-
-    def __len__(self) -> int:
-        """The number of different records or persons."""
-        return len(self.found)
-
-    @property
-    def rows(self) -> int:
-        """The number of all rows."""
-        return int(self.times.sum())
-
-    @property
-    def group(self) -> int:
-        """The largest number of rows of one: the ``group`` that a charge must cover."""
-        return int(self.times.max(initial=0))
-
-    def listed(self) -> list[bytes]:
-        """The hashes as bytes, for a book."""
-        held = self.found.tobytes()
-        return [held[at : at + HASH_BYTES] for at in range(0, len(held), HASH_BYTES)]
-
-    def __add__(self, other: Hashes) -> Hashes:
-        """The hashes of both data sets together; rows of equal ones add up."""
-        found, place = np.unique(np.concatenate([self.found, other.found]), return_inverse=True)
-        times = np.bincount(place, np.concatenate([self.times, other.times]), len(found))
-        return Hashes(found, times.astype(np.int64))
-
-
-def hashes(key: bytes, entries: Iterable[bytes | str], kind: Kind = "person") -> Hashes:
-    """Keyed hashes of one entry a row: a record's bytes, or the name of its person.
+def hashes(key: bytes, entries: Iterable[bytes | str], kind: Kind = "person") -> list[bytes]:
+    """Keyed hashes of the different records or persons of a data set, sorted, 16 bytes each.
 
     Args:
+        entries: one of each row: a record's bytes, or the name of its person.
         kind: records and persons with equal content have different hashes.
     """
     own = _key(key, kind)
-    texts = (one.encode() if isinstance(one, str) else one for one in entries)
-    held = b"".join([blake3(one, key=own).digest(length=HASH_BYTES) for one in texts])
-    found, times = np.unique(np.frombuffer(held, _HASH), return_counts=True)
-    return Hashes(found, times.astype(np.int64))
-
-
-# NumPy's sortable 16 bytes. Only tobytes reads them, so that trailing zeros are never dropped.
-_HASH = "S16"
+    texts = {one.encode() if isinstance(one, str) else one for one in entries}
+    return sorted(blake3(one, key=own).digest(length=HASH_BYTES) for one in texts)
 
 
 @dataclass(frozen=True)

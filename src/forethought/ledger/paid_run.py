@@ -150,13 +150,13 @@ class Ledger:
 
         key = Path(self.identity).read_bytes()
         unit: Literal["record", "person"] = "record" if persons is None else "person"
-        found = hashes(key, records if persons is None else persons, unit)
-        name, listed = fingerprint(key, records).name, found.listed()
+        listed = hashes(key, records if persons is None else persons, unit)
+        name = fingerprint(key, records)
         book = self.book()
 
         def ask() -> None:
             for other, (shared, size) in sorted(book.overlaps(self.data, listed).items()):
-                seen = Overlap(len(found), size, shared)
+                seen = Overlap(len(listed), size, shared)
                 few = persons is None and 20 * shared < min(seen.of, seen.other)
                 if other in self.also or few:
                     continue
