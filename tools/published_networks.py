@@ -17,7 +17,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from forethought.models import build
 from forethought.models.networks import head, image, scaled
+from forethought.models.zoo import PUBLISHED
 
 # Fewest channels of a group: a group of one channel and one pixel would be normalised to nothing.
 _CHANNELS, _GROUPS = 4, 32
@@ -433,3 +435,13 @@ def shufflenet_v2(inputs: tuple[int, ...], classes: int, width: float = 1.0) -> 
         channels = 2 * half
     last = wide(1024)
     return nn.Sequential(*layers, *conv(channels, last), *head(last, classes))
+
+
+if __name__ == "__main__":
+    print("| name | parameters | MB of 2^20 bytes |\n| --- | --- | --- |")
+    for name in (*PUBLISHED, "lstm-512"):
+        inputs, classes = ((21, 260), 32_000) if name == "lstm-512" else ((3, 32, 32), 10)
+        with torch.device("meta"):
+            network = build(name, inputs=inputs, classes=classes)
+        count = sum(parameter.numel() for parameter in network.parameters())
+        print(f"| {name} | {count:,} | {4 * count / 2**20:.2f} |")

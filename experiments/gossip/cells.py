@@ -254,6 +254,8 @@ def gossip_of(
         rule=cell.rule,  # type: ignore[arg-type]
         point="own" if cell.printed else "average",
         stagger=cell.stagger and cell.rule == "asynchronous",
+        # The paper's epochs are of all workers; rows without stages followed each worker's own.
+        clock="all" if task.stages and cell.rule == "asynchronous" else "own",
     )
     usual = float(large)
     times = GraphTimes(

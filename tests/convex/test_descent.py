@@ -257,6 +257,7 @@ X80, Y80 = _data()
         ({"above": "drop"}, ValueError, "above must be one of"),
         ({"start": np.zeros(4)}, ValueError, "start must hold 3"),
         ({"start": -0.5}, ValueError, "start"),
+        ({"start": "a"}, TypeError, "start must be a scale or numbers"),
         ({"slope": lambda o, t: o}, ValueError, "DeclaredLoss"),
         ({"plan": "plan"}, TypeError, "forethought.convex.plan"),
     ],
@@ -337,10 +338,10 @@ def test_features_may_be_standardised_by_moments_that_are_paid_for() -> None:
 def test_a_start_at_a_scale_is_drawn_from_it_and_the_same_every_time() -> None:
     X, y = _data(40, 400, 3)
     begun = []
-    for scale in (0.05, 0.05, 0.45):
+    for scale in (0.05, np.float32(0.05), 0.45):
         silent = _silent(convex.LogisticRegression(feature_bound=1.0), 40, 400, 1, 1e-300, 1e-9)
         begun.append(convex.descend(silent, X, y, start=scale).weights)
-    np.testing.assert_array_equal(begun[0], begun[1])
+    np.testing.assert_allclose(begun[0], begun[1], rtol=1e-6)
     np.testing.assert_allclose(begun[2], 9 * begun[0], atol=1e-12)
     # A standard deviation of 400 numbers is within 5 standard errors of its scale.
     assert abs(begun[0].std() / 0.05 - 1) < 5 / math.sqrt(800)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from workers import gossip, plan, vector
@@ -32,6 +35,27 @@ def test_it_is_stored_and_read_back(kind: str, tmp_path: Path) -> None:
     assert again == one
     assert again.run_id == one.run_id
     assert again.mixing.weights(3, 1) == mixing.weights(3, 1)
+
+
+def test_the_paper_s_stages_follow_the_epochs_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    file = Path(__file__).parents[2] / "experiments" / "gossip" / "cells.py"
+    if not file.is_file():
+        pytest.skip("the experiments are not in this copy")
+    spec = importlib.util.spec_from_file_location("gossip_cells", file)
+    assert spec is not None and spec.loader is not None
+    cells = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, spec.name, cells)  # its dataclasses look themselves up there
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    spec.loader.exec_module(cells)
+    shared = SimpleNamespace(layout=SimpleNamespace(size=3), architecture="test")
+
+    def clock(rule: str, *stages: float) -> str:
+        task = cells.Task("mnist", "lenet5", 100, 10, 4, 0.4, workers=4, stages=stages)
+        made = cells.gossip_of(cells.Cell("task", rule, "small"), task, [100] * 4, shared)[0]
+        return str(made.clock)
+
+    assert clock("asynchronous", 2, 3) == "all"
+    assert clock("asynchronous") == clock("allreduce", 2, 3) == "own"
 
 
 def test_every_part_changes_its_name() -> None:

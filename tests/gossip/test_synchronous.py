@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from workers import D, done, gossip, of, plan
 
+import forethought as ft
 from forethought.exchange.events import Alarm
 from forethought.exchange.storage import LedgerState
 from forethought.gossip import events as on
@@ -66,6 +67,25 @@ def test_d_psgd_is_its_matrices(graph: str, kind: str, seed: int) -> None:
                 matrix[k, other] = float(weight)
         held = matrix @ held - RATE * means
     assert np.array([machine.weights for machine in machines]) == pytest.approx(held, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "shape"),
+    [
+        (ft.Schedule("cosine"), [(1 + np.cos(np.pi * t / ROUNDS)) / 2 for t in range(ROUNDS)]),
+        (ft.Schedule("stages", 0.1, stages=(0.6,)), [1, 1, 1, 0.1, 0.1]),
+        (ft.Schedule("inverse", 0.5), [1 / (1 + t / 2) for t in range(ROUNDS)]),
+    ],
+)
+def test_a_schedule_ends_with_the_rounds_that_all_make(
+    schedule: ft.Schedule, shape: list[float]
+) -> None:
+    """Plans have four times as many rounds, which nobody makes."""
+    _, machines = driven(0, rule="allreduce", plans=(plan(4 * ROUNDS, schedule=schedule),))
+    expected = np.array([0.0, 1, 2]) - RATE * np.array(shape) @ updates().mean(1)
+    assert np.array([machine.weights for machine in machines]) == pytest.approx(
+        np.tile(expected, (K, 1)), abs=1e-5
+    )
 
 
 @pytest.mark.parametrize("seed", range(3))

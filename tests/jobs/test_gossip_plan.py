@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -66,6 +67,21 @@ def test_costs_and_time_of_the_whole_gossip() -> None:
     ]
     assert all(route.megabytes > 0 and route.steps >= 1 for route in found.routes)
     json.dumps(found.to_dict())
+
+
+def test_a_schedule_that_headroom_keeps_from_its_end_is_noted() -> None:
+    def noted(kind: ft.Schedule, cap: int = 5, **changes) -> bool:
+        one = gossip(4, cap, 3, **changes)
+        plans = (one.plans[0].with_(schedule=kind),)
+        found = predict_gossip(
+            replace(one, plans=plans), [ft.Budget(9.0, 1e-5)] * 3, Times([1.0] * 3)
+        )
+        return any('clock = "all"' in note for note in found.notes)
+
+    stages, cosine = ft.Schedule("stages", 0.1, stages=(0.5,)), ft.Schedule("cosine")
+    assert noted(stages) and noted(cosine)
+    assert not noted(ft.Schedule("inverse", 0.1)) and not noted(stages, 4)
+    assert not noted(stages, clock="all") and not noted(stages, rule="synchronous")
 
 
 def test_graphs_that_so_many_workers_cannot_make_are_left_out() -> None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import runpy
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
 
+import published_networks
 from drawn import rand, randn
 from forethought.models import build
 from forethought.models.networks import StandardisedConv2d
@@ -43,6 +47,13 @@ def test_parameters_are_those_of_the_published_network(name):
         # GoogLeNet's is printed 0.01 too large.
         assert found * 4 / 2**20 == pytest.approx(megabytes, abs=0.011)
     assert not any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in model.modules())
+
+
+def test_the_script_prints_them(capsys):
+    runpy.run_path(str(Path(published_networks.__file__)), run_name="__main__")
+    printed = capsys.readouterr().out
+    assert all(f"| {name} | {count:,} | " in printed for name, (count, _) in PUBLISHED.items())
+    assert "| lstm-512 | 43,154,944 | 164.62 |" in printed
 
 
 @pytest.mark.parametrize(("name", "parameters"), [("wrn-16-4", 2_748_890), ("wrn-40-4", 8_949_210)])

@@ -37,7 +37,7 @@ from forethought.papers.convergence import (
     staleness,
     theorem_3,
 )
-from forethought.papers.decentralised import theorem_2
+from forethought.papers.decentralised import AsynchronousTheorem
 
 SETTING = Decentralised(16, 8, 10**9, 0.5, 2.0, 1.0, 0.3, 50, 1.2, 0.467, 15)
 
@@ -246,18 +246,24 @@ def test_theorem_1_bounds_what_runs() -> None:
 
 
 def test_proposition_2_is_proposition_1_with_the_theorems_noise() -> None:
-    epsilon, delta, smallest, split = 0.5, 1e-6, 5000, 0.6
-    found = adp2sgd_utility(SETTING, epsilon, delta, smallest, 1.0, split)
-    rounds = proposition_2_rounds(SETTING, epsilon, delta, smallest, 1.0)
-    # Theorem 2's σ at this T and μ, by its own route; the rest is Proposition 1.
-    case = replace(theorem_2(epsilon, delta, 1000, 8, 16, smallest), iterations=rounds, split=split)
-    whole = replace(SETTING, sigma=case.sigma, rounds=1).proposition_1().printed
-    assert found.proven == math.inf  # so few rounds
-    assert whole / math.sqrt(rounds) == pytest.approx(
-        found.printed
-        * (1 + (1 / (1 - split) + epsilon / math.log(1e6)) / (64 * split))
-        / (1 + 1 / (64 * split * (1 - split)))
-    )
+    few = Decentralised(2, 4, 1, 1.0, 1.0, 1.0, 0.1, 1, 0.0, 0.05, 1)
+    at = (5.0, 1e-5, 30_000, 1.0, 0.3)
+    found = adp2sgd_utility(few, *at)
+    rounds = math.ceil(proposition_2_rounds(few, *at[:-1]))
+    # Theorem 2's σ at this T and μ, B times as much of it on a sum; the rest is Proposition 1.
+    case = AsynchronousTheorem(5.0, 1e-5, rounds, 4, 2, 30_000, 1.0, 0.3)
+    run = replace(few, sigma=4 * case.sigma, rounds=rounds)
+    assert case.holds and found.holds
+    assert found.proven == pytest.approx(run.proposition_1().proven, rel=1e-6)
+    # As printed: σ itself on the sum, and α without its 1.
+    short = case.sigma * math.sqrt((case.order - 1) / case.order)
+    printed = replace(run, sigma=short).proposition_1().printed
+    assert found.printed == pytest.approx(printed, rel=1e-6)
+    # So few rounds; and so many parameters that Theorem 2 does not apply to T.
+    assert adp2sgd_utility(SETTING, 0.5, 1e-6, 5000, 1.0, 0.6).proven == math.inf
+    many = adp2sgd_utility(replace(few, dimension=1000), *at)
+    assert [one.name[:3] for one in many.conditions if not one.holds] == ["ε ≤"]
+    assert many.proven == math.inf
 
 
 # Private federated learning

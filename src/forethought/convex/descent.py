@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
+from numbers import Real
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
@@ -446,14 +447,18 @@ def beginning(start: Any | None, weight: Tensor) -> Tensor:
     """θ_0 in the weight's shape. None: zero; a number: drawn at this scale.
 
     Raises:
+        TypeError: text, or anything else that holds no numbers.
         ValueError: a scale that is not above 0, or numbers of another shape or not finite.
     """
     if start is None:
         return torch.zeros_like(weight)
-    if isinstance(start, int | float):
+    if isinstance(start, Real):
         scale = real("start", start, above=0)
         return torch.from_numpy(scale * np.random.default_rng(0).standard_normal(weight.shape))
-    found = torch.as_tensor(np.array(start, dtype=np.float64))
+    array = np.asarray(start)
+    if array.dtype.kind not in "fiub":
+        raise TypeError(f"start must be a scale or numbers in the weight's shape, not {start!r}")
+    found = torch.as_tensor(array.astype(np.float64))
     if found.numel() != weight.numel() or not bool(torch.isfinite(found).all()):
         raise ValueError(
             f"start must hold {weight.numel()} finite numbers of shape {tuple(weight.shape)}, not "

@@ -23,6 +23,9 @@ class OwnSteps:
 
     def __init__(self, gossip: Gossip, worker: int) -> None:
         plan = gossip.plan(worker)
+        # Workers that wait for each other take up no headroom: a schedule ends with what they make.
+        made = plan.privacy.mechanism.first(gossip.updates(worker))
+        plan = plan.with_(mechanism=made)
         self._sizes, self._rounds = step_sizes(plan), plan.rounds
         self._weight = gossip.weight(worker)
         self._momentum = np.float32(gossip.momentum)

@@ -2,8 +2,8 @@
 
 None of them is a guarantee of this library: they rest on constants that are unknown for a network
 (smoothness, variances, distances). ``printed`` is the published number. ``proven`` is the result of
-the paper's proof with its errors corrected: equal to ``printed``, larger, or infinite if a
-condition fails.
+the paper's proof with its errors corrected: smaller or larger than ``printed``, equal to it, or
+infinite if a condition fails.
 
 Sources: "Adaptive Hyperparameter Selection for Differentially Private Gradient Descent" (adaptive
 noise; Lemma 1, equations (3), (4), (12), Propositions 1 to 4); Xu, Zhang and Wang, "A(DP)²SGD"
@@ -23,6 +23,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import gammaln
 
 from forethought.papers.closed_form import Condition
+from forethought.papers.decentralised import AsynchronousTheorem
 from forethought.values.checks import real, whole
 
 Array = NDArray[np.float64]
@@ -196,24 +197,30 @@ def proposition_4(
 
     The printed right sides have errors: (a) lacks a factor M, as Proposition 3(a); (b) has R
     instead of the proof's R⁴; (c) has half of the result at its own T, and that T spends κ = M/μ
-    times ρ.
+    times ρ. T need not be whole in the proof: ``proven`` is right for the ρ that whole rounds
+    spend; a run on a budget of ρ that leaves a part of a round over may end above it.
     """
     case = _case(gap, radius, convexity)
     M, L = real("smoothness", smoothness, above=0), real("lipschitz", lipschitz, above=0)
     N, d = whole("examples", examples), whole("dimension", dimension)
     cost = L**2 * d / (real("rho", rho, above=0) * N**2)
+    spent = "for the ρ that whole rounds spend, not for a budget"
     if case == "a":
         printed = (
             8 / 3 * (math.pi**2 * M / 3 + 1) * (_positive(gap) ** 2 * cost / (8 * M**2)) ** (1 / 3)
         )
-        return UtilityBound("Proposition 4(a)", _GRADIENT, printed, M * printed, "a factor M")
+        return UtilityBound(
+            "Proposition 4(a)", _GRADIENT, printed, M * printed, f"a factor M; {spent}"
+        )
     if case == "b":
         R = _positive(radius)
         printed, proven = (8 / 3 * (cost * M * size) ** (1 / 3) for size in (R, R**4))
-        return UtilityBound("Proposition 4(b)", _EXCESS, printed, proven, "R printed for R⁴")
+        return UtilityBound(
+            "Proposition 4(b)", _EXCESS, printed, proven, f"R printed for R⁴; {spent}"
+        )
     kappa = 1 / (2 * _share(convexity, M))
     printed = cost * kappa / M  # 1/μ
-    note = "half of what its T gives, and T spends κ times ρ"
+    note = f"half of what its T gives, and T spends κ times ρ; {spent}"
     return UtilityBound("Proposition 4(c)", _EXCESS, printed, 2 * kappa * printed, note)
 
 
@@ -449,9 +456,11 @@ def adp2sgd_utility(
 ) -> UtilityBound:
     """Proposition 2: Proposition 1 with Theorem 2's noise after T rounds of (8).
 
-    The printed bound drops the 1 of α = ln(1/δ)/((1 − μ)ε) + 1. Its output is the mean of all
-    models, whose gradient is small by this proof only if F is convex; the bound holds for a model
-    drawn at random. The setting's own σ and T are not used.
+    The printed bound drops the 1 of α = ln(1/δ)/((1 − μ)ε) + 1, and adds Theorem 2's σ, which is
+    for a mean, to a sum of B gradients: ``proven`` has B times this σ on the sum. Theorem 2's own
+    conditions are among those here; where d is large, T of (8) breaks its bound on ε. The output is
+    the mean of all models, whose gradient is small by this proof only if F is convex; the bound
+    holds for a model drawn at random. The setting's own σ and T are not used.
 
     Args:
         split: μ of Theorem 2, in (0, 1); the others as of :func:`proposition_2_rounds`.
@@ -461,11 +470,14 @@ def adp2sgd_utility(
     root = math.sqrt(setting.dimension * setting.smoothness * _reach(setting) * tail)
     scale = 4 * math.sqrt(5) * G * root / _population(setting, epsilon, smallest)
     printed = scale * (1 + 1 / (B**2 * mu * (1 - mu)))
-    proven = scale * (1 + (1 / (1 - mu) + epsilon / tail) / (B**2 * mu))
+    proven = scale * (1 + (1 / (1 - mu) + epsilon / tail) / mu)
     rounds = proposition_2_rounds(setting, epsilon, delta, smallest, G)
     enough = Condition("T of (8) is large enough", setting.proposition_1_rounds, rounds)
     proof = setting.theorem_1(setting.workers / (B * math.sqrt(rounds))).conditions
-    return _under("Proposition 2", printed, proven, (enough, *proof), "drops the 1 of α")
+    K, T = setting.workers, math.ceil(rounds)
+    private = AsynchronousTheorem(epsilon, delta, T, B, K, smallest, G, mu).conditions
+    note = "drops the 1 of α, and adds the noise of a mean to a sum"
+    return _under("Proposition 2", printed, proven, (enough, *proof, *private), note)
 
 
 def _reach(setting: Decentralised) -> float:

@@ -83,7 +83,7 @@ class Paper:
             if found.number == number:
                 return found
         known = ", ".join(found.number for found in self.tables)
-        raise ValueError(f"paper {self.name} has no table {number!r} with numbers: it has {known}")
+        raise ValueError(f"no table {number!r} of paper {self.name} stands beside ours: {known} do")
 
 
 @cache

@@ -496,6 +496,12 @@ def _gossip_notes(gossip: Gossip) -> list[str]:
             f"all stop together at {gossip.total:,} updates; a worker stops alone at its cap, so "
             "that headroom is what fast workers can take over from slow ones"
         )
+        kind, most = gossip.plans[0].schedule.kind, max(plan.rounds for plan in gossip.plans)
+        if kind in ("stages", "cosine") and gossip.clock == "own" and most > gossip.rounds:
+            notes.append(
+                f"the schedule {kind!r} follows a worker's own rounds and does not come to its "
+                'end where headroom is left over: clock = "all" ends it with the run'
+            )
     notes.append(
         "epsilon is against neighbours, who see who stepped; the paper's figure takes that for a "
         "secret and is not claimed"
