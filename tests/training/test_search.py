@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,10 +15,13 @@ import torch
 from torch import nn
 
 import forethought as ft
+from drawn import reseed
 from forethought.accounting.adaptive import NegativeBinomialTrials, PoissonTrials, search_epsilon
 from forethought.accounting.statement import Statement, StatementError
 from forethought.accounting.verification import verify
 from forethought.planning.alternatives import plan_tuning
+from forethought.rounds.records import as_records
+from forethought.training import metrics
 from forethought.training.folder import RunFolderExistsError
 from forethought.training.run import Run, Task, train
 from forethought.training.search import Tuned, tune
@@ -273,8 +277,73 @@ def test_bad_arguments_are_refused_before_any_trial() -> None:
     with pytest.raises(ValueError, match="no labels"):
         search(holdout=(data(1)[0], data(1)[0][:, :2]))
     same = model()
-    with pytest.raises(ValueError, match="same model twice"):
-        tune(lambda: same, data(), PLANS, trials=PoissonTrials(30), holdout=data(1), seed=1)
+    shared = nn.Linear(6, 6)
+
+    def on_shared() -> nn.Module:
+        return nn.Sequential(shared, nn.Linear(6, 2))
+
+    for make in (lambda: same, on_shared):
+        with pytest.raises(ValueError, match="an earlier trial trained"):
+            tune(make, data(), [plan()], trials=PoissonTrials(30), holdout=data(1), seed=1)
+    shared.requires_grad_(False)  # a frozen part may be shared
+    tune(on_shared, data(), [plan()], trials=PoissonTrials(3), holdout=data(1), seed=1)
+
+
+class Centred(nn.Module):
+    """Moves each row by the mean of its batch; in training every record is a batch of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x) + 100 * (x - x.mean(0))[:, :2]
+
+
+class Branching(Centred):
+    """Runs in no lanes: it asks about its input, and keeps the last one."""
+
+    last = torch.zeros(1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        before, self.last = self.last, x.mean(0)
+        if x.sum() > 0:
+            x = x * 1.0
+        return self.layer(x) + 100 * (x - x.mean(0) - before)[:, :2]
+
+
+@pytest.mark.parametrize("kind", [Centred, Branching])
+def test_an_answer_to_a_held_out_record_is_about_it_alone(
+    kind: type[nn.Module], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One record more, of any size, changes the number of right answers by at most 1."""
+    monkeypatch.setattr(metrics, "EVALUATION_BATCH", 16)
+    reseed(3)
+    made = kind()
+    weights = {name: p.detach() for name, p in made.named_parameters()}
+    inputs, targets = data(1, 50)
+    right = []
+    for far in ([], [1e4], [1e4, -1e4]):
+        rows = np.concatenate([np.full((len(far), 6), np.array(far)[:, None]), inputs])
+        labels = np.concatenate([np.zeros(len(far), dtype=np.int64), targets])
+        held = as_records((rows, labels), torch.float32, torch.device("cpu"))
+        share = metrics.share_alone(made, weights, nn.CrossEntropyLoss(reduction="none"), held)
+        right.append(round(share * len(held)))
+    assert 0 < right[0] < 50
+    assert all(later - earlier in (0, 1) for earlier, later in itertools.pairwise(right))
+
+
+def test_noised_counts_need_a_model_without_batch_normalisation() -> None:
+    def make() -> nn.Module:
+        return nn.Sequential(nn.BatchNorm1d(6), nn.Linear(6, 3))
+
+    grouped = ft.plan(
+        **{"examples": 200, "batch": 50, "rounds": 20, "noise_multiplier": 2.0, "delta": 1e-5},
+        clipping="group",
+        groups=1,
+    )
+    with pytest.raises(ValueError, match="batch normalisation mixes records"):
+        tune(make, data(), [grouped], trials=TRIALS, holdout=data(1), seed=1)
 
 
 @pytest.mark.slow

@@ -21,9 +21,9 @@ from torch.func import functional_call
 
 from forethought.accounting.interval import at_least, at_most
 from forethought.gradients import BatchDims
-from forethought.gradients.batches import call
+from forethought.gradients.batches import call, filled
 from forethought.gradients.boundary import shards_of
-from forethought.gradients.clipped import outputs_in_front, placed
+from forethought.gradients.clipped import outputs_in_front, placed, rows_alike
 from forethought.rounds.contributions import Loss, correct, mixing_layers, undisturbed
 from forethought.rounds.records import Records
 
@@ -630,6 +630,44 @@ def evaluate(
             classified = classified and found is not None
             hits += found or 0
     return total / size, hits / size if classified else None
+
+
+def share_alone(
+    model: nn.Module, parameters: dict[str, Tensor], loss: Loss, records: Records
+) -> float | None:
+    """The accuracy if every answer is computed from its record alone; None without labels.
+
+    So another record more or less changes the number of right answers by at most 1. Blocks of one
+    size run as lanes of ``torch.vmap`` if a row's place in them does not change its bits, and
+    otherwise one record at a time.
+    """
+    form = records.take(np.zeros(1, dtype=np.int64))[0]
+
+    def one(row: Tensor) -> Tensor:
+        found: Tensor = functional_call(model, parameters, (row.unsqueeze(0),)).squeeze(0)
+        return found
+
+    def answers(inputs: Any) -> Any:
+        with undisturbed(model, loss), torch.no_grad():
+            model.eval()
+            return lanes(inputs) if size > 1 else functional_call(model, parameters, *inputs)
+
+    lanes, size, right = torch.vmap(one), EVALUATION_BATCH, 0
+    try:
+        draw = torch.Generator(form.device)  # its own: models may be built between scores
+        made_up = torch.empty(size, *form.shape[1:], dtype=form.dtype, device=form.device)
+        made_up.uniform_(generator=draw)
+        size = size if rows_alike(answers, made_up) else 1
+    except Exception:  # inputs of another form, or a model that runs in no lanes
+        size = 1
+    for start in range(0, len(records), size):
+        inputs, targets = records.take(np.arange(start, min(start + size, len(records))))
+        given = filled(inputs, 0, len(targets), size) if size > 1 else _arguments(inputs)
+        found = correct(answers(given)[: len(targets)], targets)
+        if found is None:
+            return None
+        right += found
+    return right / len(records)
 
 
 # The result of a run on held-out records, beside a baseline, with intervals.

@@ -18,7 +18,6 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -26,6 +25,7 @@ from pathlib import Path
 from typing import Any, Literal, Unpack, get_args
 
 import torch
+from blake3 import blake3
 
 from forethought.accounting import exact
 from forethought.accounting.adaptive import (
@@ -47,11 +47,11 @@ from forethought.data import Dataset as LoadedData
 from forethought.data.dataset import PersonRows
 from forethought.ledger.book import OverBudgetError
 from forethought.ledger.paid_run import joined_evidence
-from forethought.rounds.contributions import Loss
+from forethought.rounds.contributions import Loss, mixing_layers
 from forethought.rounds.preparation import require_unprepared
 from forethought.rounds.private_sum import Team
 from forethought.rounds.randomness import BoundNoise, Secrets, Seeds, Stream, encoded, noised_count
-from forethought.rounds.records import Records, as_records
+from forethought.rounds.records import Records, as_records, content
 from forethought.training.execution import Execution, ShortForms, alone, settled, usable
 from forethought.training.folder import (
     KEYS,
@@ -73,7 +73,14 @@ from forethought.training.folder import (
     replace_file,
     trained_before,
 )
-from forethought.training.metrics import Event, Metrics, evaluate, from_values, to_values
+from forethought.training.metrics import (
+    Event,
+    Metrics,
+    evaluate,
+    from_values,
+    share_alone,
+    to_values,
+)
 from forethought.training.records import (
     CoincidingRecordsError,
     arranged,
@@ -265,7 +272,13 @@ def tune(  # noqa: C901, PLR0915
             same = coincide(first.records, held, "holdout")
             if scoring == "public" and same:
                 require_public((COINCIDE,), "holdout", "scoring='unprotected'")
-            score, size = _counting(probe, held, first.loss), len(held)
+            if scoring == "noised" and mixing_layers(probe):
+                raise ValueError(
+                    "scoring='noised' counts answers of which each is about one record, and batch "
+                    "normalisation mixes records: give public ones as holdout= with "
+                    "scoring='public'"
+                )
+            score, size = _counting(probe, held, first.loss, scoring), len(held)
         secrets = Secrets.draw(seeds)
         named = (*trained_before(probe, None), *((COINCIDE,) if same else ()))
         # Before the first trial, to refuse a mechanism that no theorem covers.
@@ -314,13 +327,16 @@ def _trials(
     """Train a random number of random candidates, one after the other."""
     choices = Stream(secrets.sampling, "candidates")
     number = draw(trials, Stream(secrets.sampling, "number of trials").at(0))
-    before: list[weakref.ref[torch.nn.Module]] = []
+    trained: set[bytes] = set()
     for trial in range(number):
         plan = plans[int(choices.at(trial).integers(len(plans)))]
         model = make_model()
-        if any(earlier() is model for earlier in before):
-            raise ValueError("make_model gave the same model twice: it must build a new one")
-        before.append(weakref.ref(model))
+        begun = _weights(model)
+        if trained & begun:
+            raise ValueError(
+                "make_model gave weights that an earlier trial trained, such as the same model "
+                "twice or a part that models share: it must build everything anew, or freeze it"
+            )
         device = tasks[plan].execution.device
         if device is not None:
             model.to(usable(device))
@@ -333,7 +349,13 @@ def _trials(
             progress=None if progress is None else partial(progress, trial),
         )
         run = run_plan(task)
+        trained |= _weights(run.model) - begun  # a step too small for bfloat16 changes nothing
         yield _Trial(run.model, run.statement, run.history, plan, None, run.transcript, trial)
+
+
+def _weights(model: torch.nn.Module) -> set[bytes]:
+    """A hash of every trained tensor."""
+    return {blake3(content(p)).digest() for p in model.parameters() if p.requires_grad}
 
 
 @dataclass(frozen=True)
@@ -430,12 +452,15 @@ def _statement(
     )
 
 
-def _counting(model: torch.nn.Module, records: Records, loss: Loss) -> Score:
+def _counting(model: torch.nn.Module, records: Records, loss: Loss, scoring: Scoring) -> Score:
     """The share of right answers as a score; evaluated once on an untrained model as a check."""
 
     def share(model: torch.nn.Module) -> float:
         parameters = {name: p.detach() for name, p in model.named_parameters()}
-        accuracy = evaluate(model, parameters, loss, records)[1]
+        if scoring == "noised":
+            accuracy = share_alone(model, parameters, loss, records)
+        else:
+            accuracy = evaluate(model, parameters, loss, records)[1]
         if accuracy is None:
             raise ValueError(
                 "holdout has no labels to count right answers of: give score= for other targets"
