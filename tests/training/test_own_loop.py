@@ -417,6 +417,8 @@ LOSSES: dict[str, tuple[Callable[[Any, Any, Any, Any], Any], str]] = {
     "prepared": (lambda m, x, y, o: criterion(m(x * 2), y), "move what is done"),
     "shared": (lambda m, x, y, o: criterion(m(x, torch.ones(2)), y), "move what is done"),
     "in a loop": (lambda m, x, y, o: sum(m(x)), "added up in"),
+    "without a gradient": (lambda m, x, y, o: criterion(torch.no_grad()(m)(x), y), "no_grad"),
+    "all without": (lambda m, x, y, o: torch.no_grad()(criterion)(m(x), y), "no_grad"),
 }
 
 
@@ -431,6 +433,97 @@ def test_a_loss_that_a_round_cannot_compute_is_refused_and_nothing_is_released(n
         optimizer.step()
     assert torch.equal(weights(model), before) and optimizer.rounds_done == 0
     assert len(optimizer._rounds._private.transcript) == 0
+
+
+IN_PLACE: dict[str, Callable[[Any, Any], Any]] = {
+    "a method": lambda z, y: z.div_(10),
+    "of the targets": lambda z, y: y.zero_(),
+    "a function": lambda z, y: torch.relu_(z),
+    "inplace=": lambda z, y: F.relu(z, inplace=True),
+    "out=": lambda z, y: torch.mul(z, 2, out=torch.empty(2)),
+    "out= of a method": lambda z, y: z.mul(2, out=torch.empty(2)),
+    "into another": lambda z, y: torch.zeros(()).add_(y),
+    "an item of another": lambda z, y: torch.zeros(2).__setitem__(0, y),
+    "a hook": lambda z, y: z.register_hook(torch.neg),
+    "its gradient": lambda z, y: z.retain_grad(),
+}
+
+
+@pytest.mark.parametrize("name", IN_PLACE)
+def test_what_acts_in_place_on_a_batch_is_refused(name: str) -> None:
+    model, loader, _ = opened()
+    inputs, targets = next(iter(loader))
+    outputs = model(inputs)
+    with pytest.raises(DeferredError, match=r"z = z\.div"):
+        IN_PLACE[name](outputs, targets)
+    outputs.requires_grad_()
+    outputs /= 10
+
+
+class Turned(torch.autograd.Function):
+    @staticmethod
+    def forward(value: torch.Tensor) -> torch.Tensor:
+        return value.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return -gradient
+
+
+def weighted(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        weight = outputs.softmax(-1)[..., 0]
+    return weight * criterion(outputs, targets)
+
+
+ALIKE: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
+    "no_grad": (weighted, lambda z, y: z.softmax(-1)[..., 0].detach() * criterion(z, y)),
+    "a custom function": (
+        lambda z, y: criterion(Turned.apply(z), y),
+        lambda z, y: -criterion(z, y),
+    ),
+    "by a tensor": (
+        lambda z, y: criterion(z / torch.tensor([2.0, 4.0]), y),
+        lambda z, y: criterion(z * torch.tensor([0.5, 0.25]), y),
+    ),
+    "by a value": (
+        lambda z, y: criterion(z / z.exp(), y),
+        lambda z, y: criterion(torch.div(z, z.exp()), y),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ALIKE)
+@pytest.mark.filterwarnings("ignore::forethought.errors.SlowGradientsWarning")
+def test_a_stated_loss_has_the_gradient_that_torch_gives_it(name: str) -> None:
+    found = []
+    for loss in (*ALIKE[name], criterion):
+        model = network()
+        loop(model, torch.optim.SGD(model.parameters(), 1.0), plan(2), loss)
+        found.append(weights(model))
+    torch.testing.assert_close(found[0], found[1])
+    assert not torch.allclose(found[0], found[2])
+
+
+def test_a_round_runs_in_the_modes_of_its_models_call() -> None:
+    found = []
+    for evaluated, after in ((True, True), (True, False), (False, False)):
+        model = network(0.9)
+        sgd = torch.optim.SGD(model.parameters(), 1.0)
+        loader, optimizer = ft.private(model, sgd, data(), plan(2), **SEEDS)
+        for inputs, targets in loader:
+            model[2].train(not evaluated)
+            loss = criterion(model(inputs), targets)
+            model[2].train(not after)
+            loss.backward()
+            optimizer.step()
+            assert model[2].training is not after
+        found.append(weights(model))
+    assert torch.equal(found[0], found[1]) and not torch.equal(found[1], found[2])
 
 
 class WithLoss(nn.Module):
@@ -513,6 +606,38 @@ def test_a_model_that_was_changed_is_refused(change: str) -> None:
     else:
         model[1].running_mean += 1
     with pytest.raises(RoundError, match="since the last"):
+        optimizer.step()
+    assert optimizer.rounds_done == 1
+
+
+def another_weight(model: Any) -> None:
+    model[0].weight = nn.Parameter(model[0].weight.detach().clone())
+
+
+def another_module(model: Any) -> None:
+    model[0] = copy.deepcopy(model[0])
+
+
+def assigned(model: Any) -> None:
+    model.load_state_dict(copy.deepcopy(model.state_dict()), assign=True)
+
+
+@pytest.mark.parametrize("change", [another_weight, another_module, assigned])
+@pytest.mark.parametrize("planned", [False, True])
+def test_a_parameter_in_anothers_place_is_refused(
+    change: Callable[[Any], None], planned: bool
+) -> None:
+    model = network()
+    sgd = None if planned else torch.optim.SGD(model.parameters(), 0.1)
+    loader, optimizer = ft.private(model, sgd, data(), plan(), seed=1)
+    batches = iter(loader)
+    for number in range(2):
+        inputs, targets = next(batches)
+        criterion(model(inputs), targets).backward()
+        if number == 0:
+            optimizer.step()
+            change(model)
+    with pytest.raises(RoundError, match=r"0\.weight.* another Parameter"):
         optimizer.step()
     assert optimizer.rounds_done == 1
 
@@ -758,16 +883,18 @@ def test_persons_are_one_record_in_groups_only() -> None:
 @pytest.mark.filterwarnings("ignore::forethought.errors.SlowGradientsWarning")
 def test_a_function_inside_the_loss_keeps_nothing_of_the_records() -> None:
     """It sees each example by itself, as any loss does, and what it kept is put back."""
-    kept: list[float] = []
+    kept: list[Any] = []
 
-    def spy(value: float) -> float:
-        kept.append(value)
-        return value
+    class Spy(Turned):
+        @staticmethod
+        def forward(value: torch.Tensor) -> torch.Tensor:
+            kept.append(value.tolist())
+            return value.clone()
 
     model = network()
     loader, optimizer = ft.private(model, None, data(), plan(1, rate=0.1), **SEEDS)
     for inputs, targets in loader:
-        (criterion(model(inputs), targets) + 0 * targets.double().apply_(spy)).backward()
+        (criterion(model(inputs), targets) + 0 * Spy.apply(targets.double())).backward()
         optimizer.step()
     assert kept == [] and optimizer.rounds_done == 1
 

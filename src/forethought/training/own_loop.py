@@ -16,8 +16,8 @@ import warnings
 import weakref
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
 from numbers import Number
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, Unpack
@@ -182,6 +182,7 @@ class _Rounds:
         if optimizer is not None:
             _require_optimizer(optimizer, model)
             stepped = trained_of(model, "train")
+        self._own = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self.model, self.records, self.plan = model, records, plan
         self.descent = descent_of(plan, stepped, optimizer)
         self.team = team = present_team()
@@ -274,7 +275,14 @@ class _Rounds:
         if found is not self._stated and self.team.size > 1:
             self._named = fingerprint(found[0])
         self.team.require_same((self.done, self._named), "loss or number of rounds")
-        now = self._standing()
+        now, present = self._standing(), dict(self.model.named_parameters())
+        replaced = [name for name, p in self._own.items() if present.get(name) is not p]
+        if replaced:
+            raise RoundError(
+                f"{_some(replaced)} became another Parameter than the optimizer has, which would "
+                "not be trained: replace weights (load_state_dict(assign=True) does) before "
+                "forethought.private"
+            )
         names = [name for name in self._left | now if self._left.get(name) != now.get(name)]
         changed = dict.fromkeys(n if n in (_ATTRIBUTES, _STATE) else _MODEL for n in names)
         if changed:
@@ -287,7 +295,7 @@ class _Rounds:
             )
         self._gate.open()
         try:
-            with cast_as_called(self._value):
+            with as_called(self._value):
                 self._round(found)
         finally:
             if not self.closed:
@@ -732,12 +740,19 @@ class Leaf:
 
 @dataclass(frozen=True, eq=False)
 class FunctionCall:
-    """The recorded call of a function; ``casts``: autocast settings at the call of a model."""
+    """The recorded call of a function.
+
+    Args:
+        casts, modes: autocast settings and each module's ``training``, at the call of a model.
+        grad: False for a call under ``torch.no_grad()``.
+    """
 
     function: Callable[..., Any]
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
     casts: tuple[tuple[str, torch.dtype], ...] = ()
+    modes: tuple[tuple[nn.Module, bool], ...] = ()
+    grad: bool = field(default_factory=torch.is_grad_enabled)
 
 
 def autocasts() -> tuple[tuple[str, torch.dtype], ...]:
@@ -751,6 +766,8 @@ def autocasts() -> tuple[tuple[str, torch.dtype], ...]:
 
 # Attributes that would hand a number of the records to Python.
 _EXITS = frozenset({"item", "tolist", "numpy", "data_ptr", "storage", "untyped_storage", "nonzero"})
+# What acts on its argument, beside the names that end in one underscore.
+_IN_PLACE = frozenset({"register_hook", "retain_grad", "__setitem__"})
 # Attributes that hold the number of records in a batch, which is private.
 _SIZES = frozenset({"shape", "size", "numel", "nelement"})
 
@@ -772,6 +789,7 @@ class Deferred:
         kwargs: Mapping[str, Any] | None = None,
     ) -> Deferred:
         kwargs = dict(kwargs or {})
+        _require_new(getattr(function, "__name__", ""), kwargs)
         if is_mean(function, kwargs):
             kwargs["reduction"] = "none"
             if function in ALIKE:  # other functions give one value an example, or are refused
@@ -783,6 +801,7 @@ class Deferred:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
+        _require_new(name)
         if name in _EXITS:
             _refuse(f".{name}()")
         if name in _SIZES and isinstance(self._what, Leaf):
@@ -793,6 +812,7 @@ class Deferred:
         _refuse(f".{name} = …")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Deferred:
+        _require_new("", kwargs)
         return Deferred(FunctionCall(operator.call, (self, *args), kwargs))
 
     def to(self, *args: Any, **kwargs: Any) -> Deferred:
@@ -842,11 +862,24 @@ def _refuse(what: str, instead: str = "") -> NoReturn:
     )
 
 
+def _require_new(name: str, kwargs: Mapping[str, Any] | None = None) -> None:
+    """Refuse a call that acts on a value in place, since only what a call returns is computed."""
+    given = kwargs or {}
+    inside = name.endswith("_") and not name.endswith("__") and name != "requires_grad_"
+    if inside or name in _IN_PLACE or given.get("inplace") or given.get("out") is not None:
+        raise DeferredError(
+            f"{name or 'this call'} changes a value of a private batch in place, which no round "
+            "would see: give the result a name (z = z.div(10), not z.div_(10)), without inplace= "
+            "and out=, and register hooks inside the model"
+        )
+
+
 def _operator(name: str, turned: bool = False) -> Callable[..., Deferred]:
     function = getattr(operator, name)
 
     def apply(self: Deferred, *others: Any) -> Deferred:
-        if name == "truediv" and others == (1,) and not turned:  # trainers divide by their pieces
+        plain = name == "truediv" and not turned and isinstance(others[0], Number)
+        if plain and others[0] == 1:  # trainers divide by their pieces
             return self
         return Deferred(FunctionCall(function, (*others, self) if turned else (self, *others), {}))
 
@@ -901,6 +934,19 @@ def _unscaled(self: torch.amp.GradScaler, outputs: Any) -> Any:
 torch.amp.GradScaler.scale = _unscaled  # type: ignore[method-assign]
 
 
+_apply = torch.autograd.Function.__dict__["apply"]
+
+
+def apply(kind: Any, *args: Any, **kwargs: Any) -> Any:
+    """Record an ``autograd.Function`` as one call, since its backward is not that of its parts."""
+    if any(isinstance(value, Deferred) for value in (*args, *kwargs.values())):
+        return Deferred(FunctionCall(apply, (kind, *args), kwargs))
+    return _apply.__get__(None, kind)(*args, **kwargs)
+
+
+torch.autograd.Function.apply = classmethod(apply)  # type: ignore[assignment, method-assign]
+
+
 def children(value: Any) -> Iterator[Any]:
     """Every leaf value of an argument, which may be nested in tuples, lists and dicts."""
     yield from torch.utils._pytree.tree_leaves(value)
@@ -938,12 +984,15 @@ class Earlier:
 
 
 @contextmanager
-def cast_as_called(value: Deferred) -> Iterator[None]:
-    """Set autocast as it was when the model was called."""
+def as_called(value: Deferred) -> Iterator[None]:
+    """Set autocast and the modules' modes as they were when the model was called."""
     calls = [what for what in nodes(value) if isinstance(what, FunctionCall)]
     with ExitStack() as stack:
         for kind, dtype in {cast for call in calls for cast in call.casts}:
             stack.enter_context(torch.autocast(kind, dtype=dtype))
+        for module, mode in (pair for call in calls for pair in call.modes):
+            stack.callback(setattr, module, "training", module.training)
+            module.training = mode
         yield
 
 
@@ -984,7 +1033,8 @@ _GATED: weakref.WeakSet[type[nn.Module]] = weakref.WeakSet()
 def _gated(kind: type[nn.Module]) -> type[nn.Module]:
     def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if any(isinstance(value, Deferred) for value in children((args, kwargs))):
-            return Deferred(FunctionCall(model_call, (self, *args), kwargs, autocasts()))
+            modes = tuple((module, module.training) for module in self.modules())
+            return Deferred(FunctionCall(model_call, (self, *args), kwargs, autocasts(), modes))
         return kind.__call__(self, *args, **kwargs)
 
     def reduce(self: nn.Module, protocol: Any) -> Any:
@@ -1026,7 +1076,7 @@ class StatedLoss:
                 args = torch.utils._pytree.tree_map(number, what.args)
                 kwargs = torch.utils._pytree.tree_map(number, dict(what.kwargs))
                 numbers[id(what)] = len(known) + len(steps)
-                steps.append(FunctionCall(what.function, args, kwargs))
+                steps.append(replace(what, args=args, kwargs=kwargs))
             return Earlier(numbers[id(what)])
 
         self._result = number(value)
@@ -1043,7 +1093,8 @@ class StatedLoss:
         for step in self._steps:
             args = torch.utils._pytree.tree_map(of, step.args)
             kwargs = torch.utils._pytree.tree_map(of, step.kwargs)
-            values.append(step.function(*args, **kwargs))
+            with nullcontext() if step.grad else torch.no_grad():
+                values.append(step.function(*args, **kwargs))
         return of(self._result)
 
     def same_as(self, other: object) -> bool:
@@ -1065,6 +1116,7 @@ def _same(one: FunctionCall, other: FunctionCall) -> bool:
     plain = (str, bool, int, float, Earlier)
     return (
         one.function is other.function
+        and one.grad == other.grad
         and form == other_form
         and all(
             a is b or (type(a) is type(b) and isinstance(a, plain) and a == b)
@@ -1147,6 +1199,11 @@ def stated(
             "model that was given to forethought.private. Put several into one module"
         )
     (output,) = outputs
+    if not (output.grad and calls[0].grad):
+        raise DeferredError(
+            "the model's call, or the whole loss, is under torch.no_grad(), where it has no "
+            "gradient: take it out of there"
+        )
     for call in calls:
         for part in (*children(call.args), *children(call.kwargs)):
             if isinstance(part, torch.Tensor) and part.requires_grad:
