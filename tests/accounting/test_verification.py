@@ -294,6 +294,44 @@ def test_a_shorter_run_is_that_of_its_plan() -> None:
     assert "mechanism" in check(short, PLAN).checked
 
 
+def a_filter(mechanism: Mechanism) -> dict[str, Any]:
+    ledger = RenyiFilter(Budget(20.0, DELTA), orders=(6.0,))
+    ledger.spend(mechanism)
+    return ledger.details()
+
+
+WAYS = {
+    "aggregate": lambda _: {"kind": "aggregate", "gain": 1.5},
+    "network": lambda one: {"kind": "network", "gains": [[1.5, len(one)]], "observers": 1},
+    "secure-aggregation": lambda _: {
+        **{"kind": "secure-aggregation", "clients": 3, "dropouts": 0, "colluders": 0},
+        **{"coordinates": 10, "scale": 1000.0},
+    },
+    "selection": lambda one: selection_details(
+        one, [one], NegativeBinomialTrials.of_mean(10, 0.0), 5.0, DELTA
+    ),
+    "renyi-filter": a_filter,
+}
+
+
+@pytest.mark.parametrize("kind", WAYS)
+def test_the_rounds_of_every_way_are_compared_with_the_plan(kind: str) -> None:
+    def row(mechanism: Mechanism) -> str | None:
+        stated = account(PLAN.with_(mechanism=mechanism), accountant=WAYS[kind](mechanism))
+        try:
+            found = check(stated, PLAN)
+        except StatementError as error:
+            return str(error)
+        return dict(found.not_checked).get("mechanism")
+
+    assert row(MECHANISM) is None
+    said = "chosen by results" if kind == "renyi-filter" else "is not that of the plan.json"
+    assert said in (row(Mechanism(Rounds(1.1, 3, Poisson(0.001)))) or "")
+    # A run may have stopped; a trial of a search is whole.
+    shorter = row(MECHANISM.first(11))
+    assert said in str(shorter) if kind in ("selection", "renyi-filter") else shorter is None
+
+
 def test_what_cannot_be_recomputed_is_listed() -> None:
     alone = dict(check(of_a_run()).not_checked)
     unknown = {"version", "examples", "clip_norm", "plan", "randomness", "signature"}

@@ -262,7 +262,7 @@ def _in_book(
     elif again:
         same = same and _paid_again(ran, own, [one.charge.mechanism for one in again])
     else:
-        same = same and (statement.way.composed is None or own == ran)
+        same = same and (statement.way.batches_known is None or own == ran)
     # As many other accounts pay for every phase, each what the run's own account pays.
     phases = [one for one in (*earlier, held) for _ in range(len(paying) // (1 + len(earlier)))]
     of_others, own_charges = (
