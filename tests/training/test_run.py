@@ -423,10 +423,28 @@ def test_bad_input_is_refused(
     assert not called
 
 
-def test_files_cannot_take_the_runs_own_names(tmp_path: Path) -> None:
-    for name in ("plan.json", "a/b.txt", "checkpoint"):
-        with pytest.raises(ValueError, match="plain name"):
-            RunFolder(tmp_path).keep({name: ""})
+def test_files_cannot_take_the_runs_own_names_and_an_earlier_run_survives(tmp_path: Path) -> None:
+    given = {"out": tmp_path, "test": data(1)}
+    train(network(), data(), plan(), **given)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    odd: list[tuple[dict[str, Any], str]] = [
+        *(({name: ""}, "plain name") for name in ("plan.json", "a/b.txt", "checkpoint")),
+        ({"job.toml": 3}, "must be a text"),
+    ]
+    for files, says in odd:
+        with pytest.raises(ValueError, match=says):
+            train(network(), data(), plan(), files=files, overwrite=True, **given)
+        assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_a_loss_with_weights_of_its_own_is_refused() -> None:
+    class Scaled(nn.CrossEntropyLoss):
+        def __init__(self) -> None:
+            super().__init__(reduction="none")
+            self.scale = nn.Parameter(torch.ones(()))
+
+    with pytest.raises(ValueError, match="weights of its own"):
+        train(network(), data(), plan(), loss=Scaled())
 
 
 class TimeMajor(nn.Module):

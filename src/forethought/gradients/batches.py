@@ -440,8 +440,9 @@ class BatchFingerprint:
         places = slice(None) if index is None else index
         self.marks[places] = self._now[:count]
 
-    def _add(self, whole: Tensor, dim: int, number: int) -> None:
-        if whole.layout is not torch.strided or not whole.numel():
+    def _add(self, whole: Tensor | None, dim: int, number: int) -> None:
+        # An output that nothing uses, as of chunk(), has no gradient.
+        if whole is None or whole.layout is not torch.strided or not whole.numel():
             return
         rows = bits(whole.movedim(dim, 0)).flatten(1) if whole.dim() > 1 else bits(whole)[:, None]
         if len(rows) != len(self._now):

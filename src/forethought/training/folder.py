@@ -849,18 +849,23 @@ class RunFolder:
                 "another folder",
             ) from error
 
-    def keep(self, files: Mapping[str, str]) -> None:
-        """Write texts of the caller, such as the job, beside the results.
+    def begin_with(self, files: Mapping[str, str], *, overwrite: bool) -> None:
+        """Begin, with texts of the caller, such as the job, beside the results to come.
 
         Args:
             files: file name → text.
 
         Raises:
-            ValueError: a name is a path, or a name that the run itself writes.
+            ValueError: a name is a path, or a name that the run itself writes, or a text is none;
+                an earlier run is then still there.
         """
         for name, text in files.items():
             if Path(name).name != name or name in (*WRITTEN, CHECKPOINT, FIGURES, PHASES):
                 raise ValueError(f"files: {name!r} must be a plain name that no run writes itself")
+            if not isinstance(text, str):
+                raise ValueError(f"files: {name!r} must be a text, not {type(text).__name__}")
+        self.begin(overwrite=overwrite)
+        for name, text in files.items():
             replace_file(self.path / name, text.encode())
 
     def plan(self) -> Plan:
@@ -1007,13 +1012,12 @@ class Checkpointer:
         self, state: Callable[[], Checkpoint], files: Mapping[str, str], *, overwrite: bool
     ) -> None:
         """Set up the folder: plan, keys, a checkpoint before any round, an empty release list."""
-        self.folder.begin(overwrite=overwrite)
+        self.folder.begin_with(files, overwrite=overwrite)
         first = state()
         size = sum(t.numel() * t.element_size() for t in first.tensors.values())
         # Two copies, since the old file is kept until the new one is whole; two more for the
         # moments that an optimizer adds; one for the reported model.
         self.folder.reserve(5 * size + (1 << 20))
-        self.folder.keep(files)
         self.folder.save_plan(self._plan)
         self._keys.write(self.folder.checkpoint)
         self.write(first)

@@ -231,7 +231,7 @@ NAMES: dict[str, str] = {
     if inspect.isclass(kind)
     and issubclass(kind, torch.optim.Optimizer)
     and kind is not torch.optim.Optimizer
-    and name.lower() not in _LOOKS_AT_THE_DATA
+    and name.lower() not in {*_LOOKS_AT_THE_DATA, "sparseadam"}  # noised sums are dense
 } | {name: kind.home for name, kind in OPTIMIZERS.items()}
 
 
