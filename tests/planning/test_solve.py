@@ -8,6 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import forethought as ft
+from forethought.accounting.adaptive import PoissonTrials
+from forethought.planning.alternatives import pareto, plan_tuning
 from forethought.planning.plan_request import PlanError, PlanRequest
 
 BUDGET = ft.Budget(1.0, 1e-5)
@@ -113,6 +115,8 @@ def test_any_plain_request_gives_a_sensible_plan(
         ({"budget": BUDGET, "noise_multiplier": 0.3, "batch": 900}, r"raise noise_multiplier to"),
         ({"budget": BUDGET, "sampling": "bernoulli"}, "'poisson'"),
         ({"budget": BUDGET, "noise_multiplier": 0.0}, "keeps no budget"),
+        ({"budget": BUDGET, "quantile": 0.9}, "goes with clip_rule='quantile'"),
+        ({"budget": BUDGET, "quantile": 0.7, "clip_rule": "automatic"}, "or drop quantile="),
     ],
 )
 def test_impossible_requests_say_what_limits_them(
@@ -159,6 +163,13 @@ def test_keywords_and_a_request_are_one_and_the_same() -> None:
         ft.plan(examples=1000, epoch=5)  # type: ignore[call-arg]
     with pytest.raises(TypeError, match="examples= is missing"):
         ft.plan(epochs=5)
+    for planner, more in (
+        (ft.plan, {}),
+        (pareto, {}),
+        (plan_tuning, {"trials": PoissonTrials(6), "candidates": [{}]}),
+    ):
+        with pytest.raises(TypeError, match="Budget is no PlanRequest: give it by keyword"):
+            planner(BUDGET, examples=1000, **more)  # type: ignore[operator]
 
 
 def test_data_and_model_say_their_own_numbers_and_caveats() -> None:

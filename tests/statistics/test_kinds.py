@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import polars as pl
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from forethought.data.columns import UndeclaredError
@@ -109,6 +110,94 @@ def test_a_tally_is_the_sum_of_its_records_in_whole_numbers(
     assert found.tolist() == apart.tolist()
 
 
+ODD_WORDS = ("", "A", " A", "A\0", "A\0\0", "B", "1", "1.0")
+ODD_NUMBERS = (None, math.nan, -0.0, 5e-324, 1.0, 1.0000001, 3.0, -1e300, 1e300)
+WORD = st.sampled_from(ODD_WORDS)
+ODD_RECORD = st.fixed_dictionaries(
+    {
+        "x": st.sampled_from(ODD_NUMBERS),
+        "word": st.sampled_from((*ODD_WORDS, None)),
+        "again": st.sampled_from((*ODD_WORDS, None)),
+    }
+)
+NUMBER = {"column": st.just("x"), "range": st.sampled_from([(-1, 3), (1, 3), (-1e300, 1e307)])}
+BINS = {"bins": st.integers(2, 5)}
+FILTERS = st.sampled_from([{}, {"word": ""}, {"word": ("A", "A\0")}, {"x": (0.0, 2.0)}])
+SKIPPED = {"missing": st.sampled_from(["skip", "skip", "refuse"]), "where": FILTERS}
+ODD: list[tuple[type[Statistic], dict[str, st.SearchStrategy[Any]]]] = [
+    (Accuracy, {"prediction": st.just("word"), "label": st.just("again")}),
+    (Count, SKIPPED),
+    (Sum, NUMBER | SKIPPED),
+    (Mean, NUMBER | SKIPPED),
+    (Histogram, NUMBER | BINS | SKIPPED),
+    (
+        Histogram,
+        {
+            "column": st.just("word"),
+            "categories": st.lists(WORD, min_size=1, max_size=3, unique=True),
+            "other": st.booleans(),
+        }
+        | SKIPPED,
+    ),
+    (Quantiles, NUMBER | BINS | SKIPPED),
+    (
+        Survival,
+        {
+            **{"time": st.just("x"), "event": st.just("word"), "happened": WORD},
+            **{"until": st.sampled_from([2.0, 1e308]), "steps": st.integers(2, 5)},
+        }
+        | SKIPPED,
+    ),
+    (
+        AUC,
+        {"score": st.just("x"), "label": st.just("word"), "positive": WORD, **BINS} | SKIPPED,
+    ),
+]
+
+
+def odd(
+    found: tuple[type[Statistic], dict[str, st.SearchStrategy[Any]]],
+) -> st.SearchStrategy[tuple[type[Statistic], dict[str, Any]]]:
+    return st.tuples(st.just(found[0]), st.fixed_dictionaries(found[1]))
+
+
+EMPTY = {"column": "word", "categories": ("", "A"), "other": True, "missing": "skip"}
+NULLS = {"column": "word", "categories": ("A", "A\0", "A\0\0")}
+
+
+@given(st.sampled_from(ODD).flatmap(odd), st.lists(ODD_RECORD, max_size=4), ODD_RECORD)
+@example((Histogram, EMPTY), [], {"x": 1.0, "word": "", "again": "A"})
+@example((Histogram, NULLS), [], {"x": 1.0, "word": "A", "again": "A"})
+@example((Mean, {"column": "x", "range": (0, 5e-324)}), [], {"x": 0.0, "word": "", "again": ""})
+def test_an_odd_record_moves_no_tally_by_more_than_its_reach(
+    declared: tuple[type[Statistic], dict[str, Any]],
+    records: list[dict[str, Any]],
+    record: dict[str, Any],
+) -> None:
+    kind, values = declared
+
+    def counted(records: list[dict[str, Any]]) -> np.ndarray:
+        columns = {"x": pl.Float64, "word": pl.String, "again": pl.String}
+        return one.tally(rows(pl.DataFrame(records, schema=columns), set(columns)))
+
+    try:
+        one = kind(**values)
+        fewer, more = counted(records), counted([*records, record])
+    except ValueError:  # refused: a declaration, or a record without an entry
+        return
+    assert np.linalg.norm(more - fewer) <= one.reach("add-or-remove") <= one.reach("zero-out")
+    for old in range(len(records)):
+        replaced = fewer + counted([record]) - counted([records[old]])
+        assert np.array_equal(replaced, counted([*records[:old], *records[old + 1 :], record]))
+        assert np.linalg.norm(replaced - fewer) <= one.reach("replace-one")
+
+
+def test_a_word_is_in_one_bin_and_counts_as_itself() -> None:
+    read = rows({"word": ["A", "A\0", "B", None, " A ", "1.0"]}, {"word"})
+    one = Histogram(column="word", categories=("A", "1"), other=True, missing="skip")
+    assert one.tally(read).tolist() == [2, 1, 2]
+
+
 def test_what_comes_out_without_noise_is_what_was_asked() -> None:
     generator = np.random.default_rng(3)
     n = 4000
@@ -202,6 +291,9 @@ def test_a_missing_entry_is_refused_or_adds_nothing() -> None:
         (Histogram, {"column": "x"}, "either categories or a range"),
         (Histogram, {"column": "x", "categories": "AB"}, "as a list of words"),
         (Histogram, {"column": "x", "categories": ("A", "A")}, "different words"),
+        (Histogram, {"column": "x", "categories": ("A", " ")}, "an empty word stands for"),
+        (Mean, {"column": "x", "range": (0, 5e-324)}, "the width of range must be"),
+        (Sum, {"column": "x", "range": (-1e308, 1e308)}, "the width of range must be"),
         (Histogram, {"column": "x", "range": (0, 1), "bins": 0}, "bins must be at least 1"),
         (Quantiles, {"column": "x", "range": (0, 1), "at": 1.5}, "at must be"),
         (Quantiles, {"column": "x", "range": (0, 1), "at": []}, "name the shares"),

@@ -262,6 +262,22 @@ def test_a_wrong_request_is_refused_in_words(options: dict[str, Any], says: str)
         request(asked, **{"examples": N, "budget": BUDGET, **options})
 
 
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"examples": -5}, "examples must be at least 1, not -5"),
+        ({"examples": 0}, "examples must be at least 1, not 0"),
+        ({"group": 1.5}, "group must be a whole number, not 1.5"),
+        ({"delta": 2.0}, "delta must be"),
+        ({"adjacency": "replace_one"}, "adjacency must be one of"),
+        ({"statistics": [{**Count().to_dict(), "kind": "count"}]}, "each statistic a noise_mult"),
+    ],
+)
+def test_a_stored_request_is_refused_as_a_new_one_is(wrong: dict[str, Any], says: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=says):
+        Request.from_dict({**planned().to_dict(), **wrong})
+
+
 def test_other_records_than_planned_are_refused() -> None:
     with pytest.raises(ValueError, match="for 601 records"):
         planned(examples=N + 1).release(HELD)

@@ -206,7 +206,7 @@ def pareto(
         ValueError, PlanError: an argument outside its range, or limits that no plan meets.
     """
     grid = SearchGrid(batches, rounds, noise_multipliers, clip_norms, loss_of_utility, group_sizes)
-    request = PlanRequest.of(**keywords) if request is None else request.with_(**keywords)
+    request = PlanRequest.of(request, **keywords)
     if group_sizes and (request.clipping != "group" or request.groups is not None):
         raise PlanError("group_sizes= go with clipping='group', and with no groups=: drop one")
     limits = _limits(request, grid, limits)
@@ -468,7 +468,7 @@ def plan_tuning(
                 "released must be the same in every trial. Give it for all, or make plans with "
                 "forethought.plan and hand them to forethought.tune, which accounts for the worst"
             )
-    request = PlanRequest.of(**shared) if request is None else request.with_(**shared)
+    request = PlanRequest.of(request, **shared)
     if request.noise_multiplier is not None:
         raise PlanError("noise_multiplier follows from the budget and the trials: drop it")
     request = request.with_(centre=False)

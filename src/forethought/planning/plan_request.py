@@ -360,14 +360,20 @@ class PlanRequest(Keywords):
             )
 
     @classmethod
-    def of(cls, **keywords: Unpack[PlanKeywords]) -> PlanRequest:
-        """A request from the keywords of :func:`forethought.plan`.
+    def of(
+        cls, request: PlanRequest | None = None, /, **keywords: Unpack[PlanKeywords]
+    ) -> PlanRequest:
+        """A request from the keywords of :func:`forethought.plan`, or with its fields replaced.
 
         Raises:
-            TypeError: an unknown keyword (the message names the most similar one), or no
-                ``examples``.
+            TypeError: no request, an unknown keyword (the message names the most similar one), or
+                no ``examples``.
             PlanError, ValueError: as for the class.
         """
+        if isinstance(request, cls):
+            return request.with_(**keywords)
+        if request is not None:
+            raise TypeError(f"{type(request).__name__} is no PlanRequest: give it by keyword")
         given = opened(keywords)
         if "filter" in given:
             raise PlanError(NO_FILTER)

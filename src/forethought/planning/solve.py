@@ -422,11 +422,7 @@ def plan(request: PlanRequest | None = None, /, **keywords: Unpack[PlanKeywords]
         UserWarning: the lower and upper bound of the plan's ε are further apart than usual; the
             plan's ``reasons`` explain it.
     """
-    if request is None:
-        request = PlanRequest.of(**keywords)
-    elif keywords:
-        request = request.with_(**keywords)
-    found = unchecked(request)
+    found = unchecked(PlanRequest.of(request, **keywords))
     with suppress(UnsupportedMechanismError):
         words = warn_if_wide(exact.epsilon(found.mechanism, found.delta, found.records_per_person))
         if words is not None:
@@ -504,6 +500,8 @@ def _noise(request: PlanRequest, budget: Budget, batch: int, rounds: int) -> flo
 def _clip(request: PlanRequest, mechanism: Mechanism, why: dict[str, str]) -> Clip:
     given, norm = request.clip_rule, request.clip_norm
     rule: ClipRule = given or ("automatic" if norm is None else "flat")
+    if request.quantile is not None and rule != "quantile":
+        raise PlanError("quantile= goes with clip_rule='quantile': add it, or drop quantile=")
     count_noise = request.count_noise
     if rule == "quantile" and count_noise is None:
         # At 10 σ the count raises the gradients' noise by 1/800 (Clip.gradient_noise).

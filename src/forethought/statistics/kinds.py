@@ -195,6 +195,8 @@ def ranged(value: Any, what: str = "range") -> tuple[float, float]:
     low, high = real(what, value[0]), real(what, value[1])
     if not low < high:
         raise ValueError(f"{what} is two numbers, the smaller one first, not [{low:g}, {high:g}]")
+    # Beyond these widths a record's whole number would be NaN, which no noise hides.
+    real(f"the width of {what}", high - low, above=1e-300)
     return low, high
 
 
@@ -438,6 +440,8 @@ class Histogram(OfColumn):
             raise ValueError("a histogram has either categories or a range with bins")
         if len(set(words)) < len(words) or len(words) > MOST_CATEGORIES:
             raise ValueError(f"categories are at most {MOST_CATEGORIES} different words")
+        if not all(word.strip() for word in words):
+            raise ValueError("categories: an empty word stands for a missing entry: drop it")
         if self.range is not None:
             object.__setattr__(self, "range", ranged(self.range))
         whole("bins", self.bins, most=MOST_CATEGORIES)
@@ -462,11 +466,11 @@ class Histogram(OfColumn):
         kept = self.kept(rows)
         if not self.categories:
             return binned(rows.numbers(self.column, self.missing)[kept], self.range, self.bins)
-        words = rows.words(self.column, self.missing)[kept].astype(str)
-        found = [float((words == word).sum()) for word in self.categories]
-        if self.other:
-            found.append(float((words != "").sum()) - math.fsum(found))
-        return np.array(found)
+        words = rows.words(self.column, self.missing)[kept]
+        # Each word is in one bin, the last one if it is not declared; a missing entry, "", in none.
+        place, rest = {word: i for i, word in enumerate(self.categories)}, len(self.categories)
+        found = [place.get(word, rest) for word in words if word]
+        return np.bincount(found, minlength=rest + 1)[: self.size].astype(np.float64)
 
     def estimates(self, noised: Array, std: float, examples: int) -> tuple[Estimate, ...]:
         shares = (noised / examples).clip(0, 1)

@@ -17,7 +17,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_args
 
 import numpy as np
 import torch
@@ -30,7 +30,7 @@ from forethought.statistics.kinds import Estimate, Statistic
 from forethought.statistics.sections import statistic
 from forethought.statistics.table import TableRows, rows
 from forethought.values.caveats import Caveat
-from forethought.values.checks import real, whole
+from forethought.values.checks import one_of, real, settle, whole
 from forethought.values.mechanism import Adjacency, Budget, FullBatch, Mechanism, Rounds
 from forethought.values.plan import TRANSCRIPT, Transcript
 from forethought.values.serialisation import Stored, canonical, plain
@@ -53,7 +53,8 @@ class Request(Stored):
         group: number of records of one person that are protected together.
 
     Raises:
-        ValueError: no statistics, or two of the same name.
+        ValueError, TypeError: no statistics, two of the same name, one without a noise multiplier,
+            or a number outside its range.
     """
 
     SCHEMA: ClassVar[str] = "forethought/statistics/1"
@@ -78,6 +79,11 @@ class Request(Stored):
                 raise ValueError(
                     f"two statistics are called {name!r}: ask once, or give one of them a name"
                 )
+        if any(one.noise_multiplier is None for one in self.statistics):
+            raise ValueError("give budget= to request, or each statistic a noise_multiplier")
+        settle(self, examples=whole("examples", self.examples), group=whole("group", self.group))
+        settle(self, delta=real("delta", self.delta, above=0, below=1))
+        one_of("adjacency", self.adjacency, get_args(Adjacency))
 
     @property
     def records_per_person(self) -> int:
@@ -314,8 +320,6 @@ def request(
     examples, group = whole("examples", examples), whole("group", group)
     told = [one.name for one in asked if one.noise_multiplier is not None]
     if budget is None:
-        if len(told) < len(asked):
-            raise ValueError("give budget=, or each statistic a noise_multiplier")
         return Request(tuple(asked), examples, delta, adjacency, group)
     if told:
         raise ValueError(
