@@ -29,7 +29,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from forethought.accounting.statement import About, Statement, account
-from forethought.gradients.boundary import shards_of, trained_here, trained_of
+from forethought.gradients.boundary import RECORDERS, shards_of, trained_here, trained_of
 from forethought.gradients.sharded import let_go, take_shards, whole_state
 from forethought.rounds.contributions import (
     ALIKE,
@@ -934,17 +934,14 @@ def _unscaled(self: torch.amp.GradScaler, outputs: Any) -> Any:
 torch.amp.GradScaler.scale = _unscaled  # type: ignore[method-assign]
 
 
-_apply = torch.autograd.Function.__dict__["apply"]
+def _apply(kind: Any, *args: Any, **kwargs: Any) -> Any:
+    return kind.apply(*args, **kwargs)
 
 
-def apply(kind: Any, *args: Any, **kwargs: Any) -> Any:
-    """Record an ``autograd.Function`` as one call, since its backward is not that of its parts."""
-    if any(isinstance(value, Deferred) for value in (*args, *kwargs.values())):
-        return Deferred(FunctionCall(apply, (kind, *args), kwargs))
-    return _apply.__get__(None, kind)(*args, **kwargs)
-
-
-torch.autograd.Function.apply = classmethod(apply)  # type: ignore[assignment, method-assign]
+# An ``autograd.Function`` is one call, since its backward is not that of its parts.
+RECORDERS[Deferred] = lambda kind, args, kwargs: Deferred(
+    FunctionCall(_apply, (kind, *args), kwargs)
+)
 
 
 def children(value: Any) -> Iterator[Any]:
