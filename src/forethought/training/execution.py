@@ -246,7 +246,9 @@ class Execution:
     Args:
         device: device to train on; default: the model's.
         micro_batch: examples whose gradients are held at once, which bounds memory. It changes
-            contributions in their last bits only.
+            contributions in their last bits only; where groups or local updates are clipped and
+            the model has batch normalisation, it changes them: a part of a group then has
+            statistics of its own.
         checkpoint_every: rounds between checkpoints; default: by time, about every 10 s.
         log_every: rounds between rows of the history; default: about 100 rows.
         salted: deprecated, without effect: the noise of a round always depends on weights and sum.
