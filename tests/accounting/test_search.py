@@ -219,6 +219,25 @@ def test_many_noises_at_once_agree_with_each_by_itself(monkeypatch):
     assert together.lower <= apart.upper and apart.lower <= together.upper
 
 
+@pytest.mark.parametrize("counts", [[4] * 12, [1] * 40, [1] * 6 + [300] + [1] * 5])
+def test_kinds_that_hardly_differ_are_as_sharp_as_one(counts):
+    # Slack that did not shrink with the transform, or a few rounds without the one that counts,
+    # gave upper ends up to six times too large.
+    parts = (Rounds(65 * (1 + 1e-7 * i), n, Poisson(0.5)) for i, n in enumerate(counts))
+    one = Mechanism(Rounds(65, sum(counts), Poisson(0.5)))
+    got, same = (exact.enclose(m, 1, 1e-3, exact.Asked(5e-3)) for m in (Mechanism(*parts), one))
+    assert got.relative_width <= 1e-3
+    assert got.lower <= same.upper * (1 + 1e-5) and same.lower <= got.upper * (1 + 1e-5)
+
+
+def test_no_lower_end_rests_on_a_mass_that_underflowed():
+    # Q's mass is e^-712 there; P's alone is 4.35e-51, and the truth (60 digits) 2.72997e-51.
+    got = exact.delta(
+        Mechanism(Rounds(0.039810541765705594, 1, Poisson(0.12895211632503242))), 686.5
+    )
+    assert got.lower <= 2.72997e-51 <= got.upper
+
+
 FEW = [
     (Mechanism(Rounds(1.7918557649252316, 253, WithoutReplacement(1, 3038))), 1.6825e-06, 3),
     (

@@ -631,7 +631,7 @@ class Composition:
     def _line(self, tilt: float, step: float, points: int, accuracy: float) -> transform.Line:
         # In bands: further out the panels are finer and the transform of the composition smaller.
         pieces: list[transform.Line] = []
-        first, peak, swing = 0, 0.0, 0.0
+        first, peak, swing, alike = 0, 0.0, 0.0, 0.0
         swings: list[Array] | None = None
         last = self._first_band(step, points)
         while first < points:
@@ -647,14 +647,23 @@ class Composition:
                     swing = math.fsum(
                         float(r.counts @ x) for r, x in zip(self.rows, swings, strict=True)
                     )
-                # The stride is such that the product can regain only a part of its decrease.
-                stride = max(1, int(0.3 * fallen / (swing * step)))
+                    alike = swing / max(float(x.max()) for x in swings)
+                # Half a stride times its swing is added to each round's bound, so every stride is
+                # sound. The product regains only a part of its decrease if that slack is a share
+                # of what is left of the transforms of the `alike` rounds that swing most.
+                kept = min(fallen, max(2 * _DEEP, alike))
+                stride = max(1, int(0.3 * kept * math.exp(-kept / alike) / (swing * step)))
             here = (first // stride, (last - 1) // stride + (2 if stride > 1 else 1))
             spent = self.work_left
             for i, rows in enumerate(self.rows):
                 # No round's transform is larger than on the real line, so a few rounds suffice for
                 # a bound where the product is nearly 0.
                 every = max(1, min(rows.size // 4, int(fallen / _DEEP))) if deep else 1
+                if swings:
+                    # The few may not lack the rounds that make the product fall.
+                    weight = rows.counts * swings[i] ** 2
+                    while weight[::every].sum() * fallen < 0.8 * _DEEP * weight.sum() and every > 1:
+                        every -= 1
                 reach = step * stride / 2 * swings[i] if swings and stride > 1 else None
                 some, work = rows.along(
                     tilt, step * stride, *here, error, self.work_left, every, reach
@@ -923,7 +932,8 @@ class HalfLines:
         size = float(np.where(np.isfinite(z), np.abs(z), 0)[0] + self.reach)
         slip = math.expm1(min(700.0, 2 * float(self._slips(at, z)[0])))
         noise = (1e-13 + 16 * EPS * (size * size + level) + slip) * (float(p) + taken)
-        noise_below = noise + math.exp(min(level, 700.0)) * self.lost_below
+        # Q's mass may have underflowed.
+        noise_below = noise + math.exp(min(level, 700.0)) * (self.lost_below + sys.float_info.min)
         lower = max(0.0, value - noise_below) if level < 700 else 0.0
         return Bounds(lower, min(1.0, max(0.0, value) + noise + self.lost))
 
