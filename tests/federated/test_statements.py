@@ -255,3 +255,37 @@ def test_the_overview_has_a_row_a_client_and_zero_for_one_that_released_nothing(
     assert len(rows) == 4
     assert rows[2].startswith("| site 0 | 13 | 0.62")
     assert rows[3] == "| site 1 | 0 | 0 | 0 | 0 | 1e-05 |"
+
+
+def test_the_overview_counts_no_noise_that_was_never_added() -> None:
+    whole = federation(4)
+    all_came = [released(plan(), 13)] * 4
+    server, client, outsider = cells(overview(whole, all_came))
+    assert outsider < client < server
+    left = [released(plan(), 13), Transcript(), Transcript(), released(plan(), 12)]
+    assert cells(overview(whole, left)) == [server] * 3
+    # What the momentum of one that left lacks in later models shows its past sums.
+    weights = replace(whole, exchanged="weights")
+    fewer = [*all_came[:3], released(plan(), 12)]
+    assert len(set(cells(overview(weights, all_came), 3))) > 1
+    assert len(set(cells(overview(weights, fewer), 3))) == 1
+
+
+def cells(table: str, client: int = 0) -> list[float]:
+    return [float(cell) for cell in table.splitlines()[2 + client].split(" | ")[2:5]]
+
+
+def test_who_leaves_by_its_own_will_counts_all_its_rounds() -> None:
+    whole, part = federation(3), released(plan(), 13)
+    left = client_statement(whole, 0, transcript=part, left=True)
+    assert left.guarantee == client_statement(whole, 0).guarantee
+    assert [str(one) for one in left.caveats if one.code == "stopped-early"] == [
+        "the run was stopped after 13 of 120 rounds; all of them are accounted, whatever decided "
+        "when to stop"
+    ]
+    check(left, plan())
+    for made in (
+        client_statement(whole, 0, transcript=part),
+        client_statement(whole, 0, transcript=released(plan(), 120), left=True),
+    ):
+        assert "stopped-early" not in {one.code for one in made.caveats}

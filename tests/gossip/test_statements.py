@@ -240,8 +240,23 @@ def test_all_workers_together() -> None:
     with pytest.raises(StatementError, match="one adjacency, group"):
         disjoint({"a": each["w0"], "b": worker_statement(exponential(), 0, "outsider")})
     table = overview(agreed, [*stopped[:3], Transcript()]).splitlines()
-    assert len(table) == 6 and table[-1].startswith("| w3 | 0 | 0 |")
+    assert len(table) == 6 and table[-1] == "| w3 | 0 | 0 | 0 | – | 0.001 |"
     assert "not claimed" in table[0]
+
+
+def test_who_stopped_before_its_round_was_averaged_is_hidden_by_nobody() -> None:
+    agreed = gossip(4, ROUNDS, rule="allreduce")
+    whole = [released(agreed.plan(k), ROUNDS) for k in range(4)]
+    short = released(agreed.plan(0), ROUNDS - 1)
+
+    def epsilon(view: Any, transcript: Transcript) -> float:
+        return worker_statement(agreed, 0, view, transcript=transcript).guarantee
+
+    assert epsilon("outsider", short) == epsilon("neighbours", short)
+    assert epsilon("outsider", whole[0]) < epsilon("neighbours", whole[0])
+    assert overview(agreed, whole) == overview(agreed)
+    rows = [row.split(" | ") for row in overview(agreed, [*whole[:3], short]).splitlines()[2:]]
+    assert all(seen == own and paper == "–" for _, _, own, seen, paper, _ in rows)
 
 
 def test_an_outsider_s_gain_is_that_of_the_round_with_the_least_noise_of_others() -> None:

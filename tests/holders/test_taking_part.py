@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -8,6 +10,8 @@ pytest.importorskip("torch")
 
 from forethought.exchange.keys import SIGNING, Keys
 from forethought.holders import taking_part
+from forethought.holders.links import Pace, TeamLinks
+from trials.processes import Setting
 
 
 def test_keys_that_a_kill_cut_off_are_made_anew(
@@ -24,3 +28,36 @@ def test_keys_that_a_kill_cut_off_are_made_anew(
     made = taking_part.own_keys(folder, "worker-0")
     assert taking_part.own_keys(folder, "worker-0").identity == made.identity
     assert Keys.load(folder).identity == made.identity and (folder / SIGNING).exists()
+
+
+class Alone(TeamLinks):
+    """Its mean is the own vector; ``paused``: it is not there before the links are closed."""
+
+    def __init__(self, paused: bool) -> None:
+        self.paused, self.asked, self.closed = paused, threading.Event(), threading.Event()
+
+    def reduce(self, round: int, vector: Any) -> Any:
+        if self.paused:
+            self.asked.set()
+            self.closed.wait()
+        return vector
+
+    def close(self, seconds: float) -> None:
+        self.closed.set()
+
+
+@pytest.mark.parametrize("paused", [False, True])
+def test_only_who_has_the_last_average_is_hidden_from_outsiders(
+    tmp_path: Path, paused: bool
+) -> None:
+    setting = Setting(tmp_path, "torchrun", 1, rounds=1, rule="allreduce")
+    links = Alone(paused)
+    took = taking_part.take_part(
+        *(setting.gossip(), 0, setting.shared(), setting.share(0), tmp_path / "own"),
+        lambda keys: links,
+        pace=Pace(linger=0.0),
+        stop=links.asked.is_set,
+    )
+    assert (took.reason, took.updates) == (None if paused else "rounds", 1)
+    seen, own = (one.accountant["kind"] for one in (took.outsider, took.statement))
+    assert (seen == own) is paused

@@ -327,6 +327,26 @@ def test_a_ledger_that_was_set_back_stops_the_client_and_keeps_its_secrets(
     assert took.alarms[0].code == "ledger set back" and (tmp_path / "a" / KEYS).exists()
 
 
+def test_a_client_that_leaves_states_its_whole_plan(job: Path, keys: Path, tmp_path: Path) -> None:
+    server = jobs.Membership.load(keys / "server", "federation")
+    federation = server.agreed
+    sealing = Endpoint(federation.run_id, -1, server.keys.signing, {}, federation.parameters)
+    model = sealing.seal(0, Model(0, 0, np.zeros(federation.parameters, dtype=np.float32)))
+
+    def carry(make: Any, compute: Any) -> Any:
+        driver, _ = answer_requests([model], make, compute)
+        driver.stopped()
+        return driver
+
+    out = tmp_path / "a"
+    took = jobs.take_part_in_job(from_file(job), keys / "a", out, carry=carry, witness=tmp_path)
+    assert (took.reason, took.updates) == ("stopped by its owner", 1)
+    assert len(took.statement.mechanism) == 6
+    assert "stopped-early" in {one.code for one in took.statement.caveats}
+    checked = CliRunner().invoke(app, ["account", str(out / "statement.json")])
+    assert checked.exit_code == 0, checked.output
+
+
 class Shell:
     """One command of the README, as a process."""
 

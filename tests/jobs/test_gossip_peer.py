@@ -114,6 +114,15 @@ def test_a_worker_refuses_what_does_not_belong_to_its_gossip(job: Path, tmp_path
     own = tmp_path / "keys" / "a"
     with pytest.raises(GossipError, match=r"owner allows 0.5:"):
         jobs.site_worker(request, own, tmp_path / "out", epsilon=0.5, delta=1e-4)
+    for bad in (0.0, float("nan")):
+        with pytest.raises(ValueError, match="epsilon must be"):
+            jobs.site_worker(request, own, tmp_path / "out", epsilon=bad)
+    with pytest.raises(ValueError, match="delta must be"):
+        jobs.site_worker(request, own, tmp_path / "out", delta=0.0)
+    less = tmp_path / "less.toml"
+    less.write_text(job.read_text().replace('name = "a"', 'name = "a"\nepsilon = 0.25'))
+    with pytest.raises(GossipError, match=r"owner allows 0.25:"):
+        jobs.site_worker(from_file(less), own, tmp_path / "out")
     assert not (tmp_path / "out" / LEDGER).exists()
     # A job that was changed since the keys were made.
     for old, new, what in [
@@ -125,7 +134,7 @@ def test_a_worker_refuses_what_does_not_belong_to_its_gossip(job: Path, tmp_path
         other.write_text(job.read_text().replace(old, new))
         with pytest.raises(JobError, match=what):
             jobs.site_worker(from_file(other), own, tmp_path / "out")
-    other.write_text(job.read_text().replace("rounds = 30", 'rounds = 30\nrule = "allreduce"'))
+    other.write_text(job.read_text().replace("headroom = 2.0", 'rule = "allreduce"'))
     with pytest.raises(JobError, match="it under torchrun"):
         jobs.planned(from_file(other), "gossip")
     # Other first weights than were agreed.
@@ -156,7 +165,7 @@ def test_torchrun_carries_sync_alone(job: Path, tmp_path: Path, monkeypatch: Any
     monkeypatch.setenv("MASTER_PORT", "1")
     with pytest.raises(JobError, match="forethought gossip train"):
         jobs.launched_worker(from_file(job), tmp_path / "out")
-    job.write_text(job.read_text().replace("rounds = 30", 'rounds = 30\nrule = "allreduce"'))
+    job.write_text(job.read_text().replace("headroom = 2.0", 'rule = "allreduce"'))
     with pytest.raises(JobError, match="under torchrun"):
         jobs.cluster_workers(from_file(job), tmp_path / "out")
     # One that is back is told so before it waits for others that are gone.

@@ -49,6 +49,8 @@ def client_statement(
     randomness: Randomness | None = None,
     delta: float | None = None,
     not_covered: Iterable[Caveat | str] = (),
+    left: bool = False,
+    made: Sequence[int] | None = None,
 ) -> Statement:
     """The statement of a client's releases against an attacker with the given view.
 
@@ -60,6 +62,8 @@ def client_statement(
         randomness: the source of the client's random numbers.
         delta: δ; the plan's by default.
         not_covered: other uses of the client's records, such as an accuracy that was looked at.
+        left: True: its owner ended it, perhaps for what results showed, so all rounds count.
+        made: number of updates of every client; None: as planned. Others' noise counts as far.
 
     Raises:
         ValueError: an unknown view.
@@ -70,7 +74,7 @@ def client_statement(
     one_of("view", view, VIEWS)
     plan = plan_made(federation, client, transcript)
     own = _phase_notes(federation, client, transcript)
-    accountant = accountant_of(federation, client, view)
+    accountant = accountant_of(federation, client, view, made)
     if federation.sizes is not None:
         kept = charged(federation.plan(client), transcript)
         accountant = kept.details()
@@ -81,9 +85,11 @@ def client_statement(
     if federation.phases:
         count = len(plan.mechanism)
     elif transcript is not None:
-        count = len(transcript)
+        count, planned = len(transcript), count
         if count:
             transcript.require(plan.mechanism.first(count))
+        if left and count < planned and federation.sizes is None:
+            own, count = (Caveat("stopped-early", f"{count} of {planned}"),), planned
     federation.require_released(client, transcript)
     return account(
         plan,
@@ -153,24 +159,28 @@ def _phase_notes(
     return (Caveat("phases-fixed", "; ".join(words)),)
 
 
-def gain(federation: Federation, client: int, known: int = 0) -> float:
+def gain(
+    federation: Federation, client: int, known: int = 0, made: Sequence[int] | None = None
+) -> float:
     """Standard deviation of all noise in a round's weighted sum over that of the client's own.
 
-    The least over all rounds of the client's plan. At least 1; exactly 1 where a round's model is
+    The least over all rounds of the client. At least 1; exactly 1 where a round's model is
     not a function of one weighted sum.
 
     Args:
         known: number of other clients whose noise does not count, since the attacker knows it or
             since they may drop out; the noisiest are left out.
+        made: number of updates of every client; None: as planned.
     """
-    if not _one_sum_a_round(federation):
+    ends = made or [federation.updates(other) for other in range(len(federation.members))]
+    if not _one_sum_a_round(federation, ends):
         return 1.0
     least = math.inf
-    for round in _beginnings(federation, client):
+    for round in _beginnings(federation, client, ends):
         variances = [
             _noise_in_the_mean(federation, other, round) ** 2
             for other in range(len(federation.members))
-            if other != client and round < federation.updates(other)
+            if other != client and round < ends[other]
         ]
         hidden = sorted(variances)[: max(0, len(variances) - known)]
         own = _noise_in_the_mean(federation, client, round) ** 2
@@ -253,15 +263,19 @@ def overview(federation: Federation, transcripts: Sequence[Transcript] | None = 
         "| client | rounds | " + " | ".join(f"ε, {view}" for view in views) + " | δ |",
         "| --- | --- |" + " --- |" * (len(views) + 1),
     ]
+    updates = None if transcripts is None else [len(one) for one in transcripts]
     for client, member in enumerate(federation.members):
         transcript = None if transcripts is None else transcripts[client]
         if transcript is not None and not len(transcript):
             cells = ["0"] * len(views)
             rounds, delta = 0, federation.plan(client).delta
         else:
-            made = [client_statement(federation, client, v, transcript=transcript) for v in views]
-            cells = [at_most(one.guarantee) for one in made]
-            rounds, delta = len(made[0].mechanism), made[0].delta
+            found = [
+                client_statement(federation, client, view, transcript=transcript, made=updates)
+                for view in views
+            ]
+            cells = [at_most(one.guarantee) for one in found]
+            rounds, delta = len(found[0].mechanism), found[0].delta
         lines.append(
             f"| {member.name} | {rounds:,} | {' | '.join(cells)} | {at_most(delta, '.6g')} |"
         )
@@ -285,7 +299,9 @@ def _arrivals(federation: Federation) -> Caveat:
     return Caveat("padded-times", f"{federation.cadence:g} seconds")
 
 
-def accountant_of(federation: Federation, client: int, view: View) -> dict[str, Any] | None:
+def accountant_of(
+    federation: Federation, client: int, view: View, made: Sequence[int] | None = None
+) -> dict[str, Any] | None:
     """The accountant of a client's releases against ``view``; None: the plan's own accounting."""
     if view == "server" or federation.sizes is not None:
         return None
@@ -294,7 +310,7 @@ def accountant_of(federation: Federation, client: int, view: View) -> dict[str, 
     known = 1 if view == "client" else 0
     if federation.secure is not None:
         known += int(federation.secure["dropouts"])  # their noise may be missing from a sum
-    found = gain(federation, client, known)
+    found = gain(federation, client, known, made)
     if found > 1.0:
         return {"kind": AGGREGATE, "gain": found}
     # Models are post-processing of the server's view, and another client counts as one colluder.
@@ -330,7 +346,7 @@ def secure_details(secure: SecureAggregation, plan: Plan, parameters: int) -> di
     }
 
 
-def _one_sum_a_round(federation: Federation) -> bool:
+def _one_sum_a_round(federation: Federation, ends: Sequence[int]) -> bool:
     """True if every global model is a function of the weighted sums of all clients' noised sums.
 
     This needs all clients in every round, one release per round, a plain mean and a fixed clipping
@@ -352,22 +368,19 @@ def _one_sum_a_round(federation: Federation) -> bool:
         return True
     # Later models lack the momentum of a client that stopped. Compared with earlier models, they
     # would show its past sums separately from the others'.
-    ends = {federation.updates(client) for client in range(len(federation.members))}
     uses = {plan.use for plan in federation.plans}
-    return len(ends) == 1 and len(uses) == 1 and kind_of(uses.pop().optimizer.name).descends
+    return len(set(ends)) == 1 and len(uses) == 1 and kind_of(uses.pop().optimizer.name).descends
 
 
-def _beginnings(federation: Federation, client: int) -> list[int]:
+def _beginnings(federation: Federation, client: int, ends: Sequence[int]) -> list[int]:
     """Rounds of a client at which its own noise or another client's may change."""
-    last = federation.updates(client)
-    found = {0}
+    found = {0, *ends}
     for plan in federation.plans:
         before = 0
         for part in plan.mechanism:
             before += part.count
             found.add(before)
-    found |= {federation.updates(other) for other in range(len(federation.members))}
-    return sorted(round for round in found if round < last)
+    return sorted(round for round in found if round < ends[client])
 
 
 def _noise_in_the_mean(federation: Federation, client: int, round: int) -> float:

@@ -3,7 +3,7 @@
 - ``"neighbours"`` see every message of the worker, hence which worker stepped, and every noised
   sum. All rounds in its ledger count, at its own sampling rate.
 - an ``"outsider"`` sees final models only. The same bound holds by post-processing; it is smaller
-  where only the total of all workers' sums is visible.
+  where only the total of all workers' sums is visible, after rounds that all were averaged.
 - ``"network"``: some distant workers see the messages sent to them, and know their own noise. The
   same rounds count, hidden by the noise of others, where that is proven.
 
@@ -54,7 +54,8 @@ def worker_statement(
         gossip: the agreement. worker: its index in the members.
         view: see the module.
         transcript: the releases in the worker's ledger, which may be fewer than its plan allows.
-            None: all that the plan allows.
+            None: all that the plan allows. An outsider is thought to see the last of fewer rounds
+            before it was averaged.
         observers: for "network": colluding workers, which share all that they see.
         randomness: the source of its random numbers.
         delta: δ; the plan's by default.
@@ -80,7 +81,7 @@ def worker_statement(
         listed = [[gain, rounds] for gain, rounds in gains]
         accountant = {"kind": NETWORK, "gains": listed, "observers": len(set(observers))}
     elif view == "outsider":
-        gain = outsider_gain(gossip, worker)
+        gain = outsider_gain(gossip, worker) if count == gossip.updates(worker) else 1.0
         accountant = None if gain == 1 else {"kind": AGGREGATE, "gain": gain}
     return account(
         plan,
@@ -234,19 +235,19 @@ def overview(gossip: Gossip, transcripts: Sequence[Transcript] | None = None) ->
         "| worker | rounds | ε, neighbours | ε, outsider | as in the paper (not claimed) | δ |",
         "| --- | --- | --- | --- | --- | --- |",
     ]
+    # Where rounds of others are missing, their noise is too; the paper's figure is of all rounds.
+    complete = transcripts is None or sum(map(len, transcripts)) >= gossip.total
+    views: tuple[View, View] = ("neighbours", "outsider" if complete else "neighbours")
     for worker, member in enumerate(gossip.members):
         transcript = None if transcripts is None else transcripts[worker]
         delta = gossip.plan(worker).delta
         if transcript is not None and not len(transcript):
-            lines.append(f"| {member.name} | 0 | 0 | 0 | 0 | {at_most(delta, '.6g')} |")
+            lines.append(f"| {member.name} | 0 | 0 | 0 | – | {at_most(delta, '.6g')} |")
             continue
-        cells = [
-            worker_statement(gossip, worker, view, transcript=transcript)
-            for view in ("neighbours", "outsider")
-        ]
+        cells = [worker_statement(gossip, worker, view, transcript=transcript) for view in views]
         shown = " | ".join(at_most(one.guarantee) for one in cells)
         try:
-            paper = at_most(as_in_the_paper(gossip, worker).upper)
+            paper = at_most(as_in_the_paper(gossip, worker).upper) if complete else "–"
         except GossipError:
             paper = "–"
         lines.append(

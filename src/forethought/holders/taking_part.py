@@ -38,7 +38,7 @@ from forethought.holders.driving import CarryClient, ClientDriver
 from forethought.holders.links import Links, Pace, Stop, WorkerDriver, WorkerOutcome
 from forethought.holders.server import require_member
 from forethought.holders.simulator import Result, worker
-from forethought.holders.topology import GraphTopology, StarTopology, Topology
+from forethought.holders.topology import LEFT, GraphTopology, StarTopology, Topology
 from forethought.holders.trainer import (
     ClientTrainer,
     Holder,
@@ -52,6 +52,7 @@ from forethought.rounds.randomness import Seeds
 from forethought.rounds.records import Records
 from forethought.training.folder import PAID, PLAN, RESERVATION, locked
 from forethought.values.caveats import Caveat
+from forethought.values.checks import real
 from forethought.values.plan import TRANSCRIPT, Paid, Payer, Plan, grid
 from forethought.values.serialisation import canonical, plain
 
@@ -101,7 +102,7 @@ class Share:
         if self.epsilon is None or isinstance(agreed, Federation):
             return  # a client's policy sets its limits
         found = worker_statement(agreed, me, delta=self.delta).guarantee
-        if found > self.epsilon:
+        if found > real("epsilon", self.epsilon, above=0):
             raise GossipError(
                 f"the plan of {name!r} spends epsilon {at_most(found)}, its owner allows "
                 f"{self.epsilon:g}: ask for a plan with more noise or fewer rounds"
@@ -190,7 +191,9 @@ class _Part:
         for view in range(len(topology.views)):
             place = self.folder / OUTSIDER if view else self.folder
             place.mkdir(exist_ok=True)
-            made = stated.statement(me, transcript, randomness, view=view)
+            # Whoever sees a model that was not averaged in the end sees the last round alone.
+            seen = view if reason == "rounds" else 0
+            made = stated.statement(me, transcript, randomness, view=seen)
             made = replace(made, caveats=(*made.caveats, *caveats))
             found.append(made.save(place, evidence))
         return tuple(found)
@@ -337,7 +340,7 @@ def take_part_as_client(
             compute,
         )
         made = part.statements(
-            StarTopology(stated or federation),
+            StarTopology(stated or federation, left=driver.done == LEFT),
             plain(policy),
             {ROSTER: roster.to_json()},
             driver.done,

@@ -41,14 +41,23 @@ class _Topology:
         return [member.name for member in self.agreed.members]
 
 
+# The reason of a client's end that results may have decided.
+LEFT = "stopped by its owner"
+
+
 @dataclass(frozen=True)
 class StarTopology(_Topology):
-    """Clients around a server; see :class:`~forethought.federated.federation.Federation`."""
+    """Clients around a server; see :class:`~forethought.federated.federation.Federation`.
+
+    Args:
+        left: see :func:`~forethought.federated.statements.client_statement`.
+    """
 
     file = FEDERATION
-    endings = ("finished", "stopped by its owner")
+    endings = ("finished", LEFT)
 
     agreed: Federation
+    left: bool = False
 
     @property
     def most(self) -> int:
@@ -99,6 +108,7 @@ class StarTopology(_Topology):
             self.views[view],
             transcript=transcript,
             randomness=randomness,
+            left=self.left,
         )
         return replace(made, caveats=(*made.caveats, *not_covered))
 

@@ -428,12 +428,18 @@ def _own_terms(
 
 def _policy(request: JobRequest, federation: Federation, me: int) -> Policy:
     section, name = holders.section_of(request.job, "federation"), federation.members[me].name
-    own = next((table.epsilon for table in section.tables if table.name == name), None)
-    epsilon = own or request.job.budget.epsilon
+    epsilon = _allowed(request, section, name)
     if epsilon is None:
         raise JobError("a client needs a policy: epsilon in [budget], or --epsilon")
     delta = request.job.budget.delta or defaults.default_delta(federation.plan(me).examples)
     return Policy(epsilon, delta, secure=federation.secure is not None)
+
+
+def _allowed(request: JobRequest, section: Any, name: str) -> float | None:
+    """The largest ε of a member in its own job: its table's, or the budget's."""
+    own = next((table.epsilon for table in section.tables if table.name == name), None)
+    found: float | None = own or request.job.budget.epsilon
+    return found
 
 
 def _address(request: JobRequest, address: str | None, engine: str = "grpc") -> str:
@@ -743,7 +749,7 @@ def site_worker(
     Args:
         folder: its keys, with roster, gossip and first weights. out: ledger, secrets and results.
         listen: host:port to listen on; its address in the roster by default.
-        epsilon, delta: the most that its plan may spend; the job's budget by default.
+        epsilon, delta: the most that its plan may spend; its own table's or the job's by default.
         data_dir: folder of the job's data: this worker's own, or the data that all members divide.
         witness: folder for the count by which a restored ledger is recognised; ``folder`` by
             default.
@@ -770,12 +776,12 @@ def site_worker(
     if (problem := other_terms(own_terms, promised(gossip.plan(me)), GOSSIP)) is not None:
         raise GossipError(problem)
     shared.write(first)
-    budget = request.job.budget
+    epsilon = _allowed(request, section, name) if epsilon is None else epsilon
     return _take_part(
         *(loaded, own, shared, gossip, me, out),
         lambda keys: SiteLinks(gossip, member.roster, keys, listen),
         keys=member.keys,
-        allowed=(epsilon or budget.epsilon, delta or budget.delta),
+        allowed=(epsilon, request.job.budget.delta if delta is None else delta),
         look=look,
         witness=witness or folder,
     )
