@@ -244,6 +244,11 @@ def test_plan_says_what_memory_a_jobs_model_takes(forethought: Command, job: Pat
     assert status == 0 and json.loads(out)["memory"] > 1e6
 
 
+def test_memory_without_end_is_refused_before_anything_is_read(forethought: Command) -> None:
+    status, _, err = forethought("plan", "nothing.toml", "--gpu-memory", "inf")
+    assert status == 2 and "gpu-memory" in err
+
+
 def test_a_large_delta_warns(forethought: Command) -> None:
     status, _, err = forethought(*["plan", "--examples", "100", "--epsilon", "1", "--delta", "0.1"])
     assert status == 0
@@ -317,6 +322,23 @@ def test_trials_of_faults_are_told_to_be_in_the_repository(
     status, out, err = forethought(group, "faults", "--seeds", "10", "--json")
     assert (status, out, err.count("\n")) == (2, "", 1)
     assert f"python tools/faults.py {trials}" in err
+
+
+def test_a_safety_stop_is_one_line_and_a_mistake_in_a_program_is_not(
+    forethought: Command, job: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = '[gossip]\nworkers = 4\nrule = "synchronous"\nrecord_seconds = 1.0\n'
+    outage = '[[gossip.outage]]\nworker = "worker-0"\nbegin = 1.0\n'
+    job.write_text(f"{JOB}\n{gone}{outage}")
+    status, _, err = forethought("gossip", "simulate", job, "--out", "run", "--quiet")
+    assert (status, err.count("\n")) == (1, 1) and "error: " in err and "deadline" in err
+
+    def wrong() -> None:
+        raise RuntimeError("a mistake")
+
+    monkeypatch.setattr("forethought.cli.app", wrong)
+    with pytest.raises(RuntimeError, match="a mistake"):
+        forethought("papers")
 
 
 def test_a_relation_goes_with_a_public_proxy(forethought: Command) -> None:

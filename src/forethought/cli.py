@@ -61,6 +61,10 @@ def main() -> None:
             app()
     except ValueError as error:
         raise SystemExit(fail(error, 2)) from None
+    except RuntimeError as error:
+        if not type(error).__module__.startswith("forethought."):
+            raise  # a mistake in a program
+        raise SystemExit(fail(error, 1)) from None
     except OSError as error:
         raise SystemExit(fail(of_the_system(error), 1)) from None
 

@@ -99,6 +99,8 @@ def test_the_life_of_a_book(place: Path, plan: Path, tmp_path: Path) -> None:
         (("token", "{}", "ann", "--role", "boss"), "boss"),
         (("token", "https://127.0.0.1:9", "ann", "--role", "owner"), "database itself"),
         (("end", "{}", 7, "--rounds", 1, "--reason", "gone"), "7"),
+        (("end", "{}", 10**23, "--rounds", 1, "--reason", "gone"), "9223372036854775807"),
+        (("forget", "{}", 10**23, "--data", "patients", "--reason", "gone"), "9223372036854775807"),
         (("export", "{}", "--out", "x.pdf"), "page (.html)"),
         (("export", "{}", "--out", "x.html"), "--data"),
         (("serve", "{}", "--host", "0.0.0.0"), "plain text"),
@@ -112,6 +114,23 @@ def test_wrong_inputs_are_one_line(
     code, text = told(*(str(one).format(place) for one in arguments))
     assert code != 0 and words in text, text
     assert "Traceback" not in text
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        (("--epsilon", 1e23), "epsilon"),
+        (("--epsilon", 1e23, "--rule", "renyi"), "epsilon"),
+        (("--epsilon", 8, "--rule", "zz"), "'zz'"),
+        (("--epsilon", 8, "--rule", "renyi", "--blocks", 3), "blocks"),
+        (("--epsilon", 8, "--unit", "house"), "house"),
+    ],
+)
+def test_what_is_refused_leaves_no_book(tmp_path: Path, wrong: tuple[Any, ...], words: str) -> None:
+    own = "create", tmp_path / "new.db", "--data", "x", "--delta", 1e-6
+    code, text = told(*own, *wrong)
+    assert code != 0 and words in text and not list(tmp_path.iterdir()), text
+    assert told(*own, "--epsilon", 8)[0] == 0
 
 
 def test_a_flag_names_the_book_and_the_account() -> None:

@@ -8,7 +8,7 @@ import pickle
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -30,7 +30,7 @@ from forethought.ledger.book import (
     OverBudgetError,
     Reservation,
 )
-from forethought.ledger.identity import new_key
+from forethought.ledger.identity import hashes, new_key
 from forethought.ledger.paid_run import EVIDENCE, RESERVATION, Ledger, most_rounds
 from forethought.ledger.store import Store, create, open_book
 from forethought.training import folder as folders
@@ -776,6 +776,25 @@ def test_one_person_in_two_data_sets_is_enough(tmp_path: Path) -> None:
         other()
 
 
+@pytest.mark.parametrize("people", [True, False])
+def test_a_run_of_a_part_reads_nobody_else(tmp_path: Path, people: bool) -> None:
+    ledger, ask = identified(tmp_path, range(100), "patients", people)
+    name, kind, count = ("person", "person", 50) if people else ("row", "record", 100)
+    everyone, unit = [f"{name} {n}" for n in range(count)], cast(Any, kind)
+    listed = hashes((tmp_path / "key").read_bytes(), everyone, unit)
+    book = open_book(ledger.url, actor="owner")
+    book.add_persons("patients", "site=A", listed[:20])
+    book.add_persons("patients", "site=B", listed[20:])
+    for part, others in (("site=A", count - 20), ("site=B", 20), ("site=C", count)):
+        with pytest.raises(BookError, match=f"{others} of the {count} {kind}s"):
+            ask(replace(ledger, partition=part))
+    assert book.partitions("patients")[""] == 0  # nothing was registered
+    book.add_persons("patients", "all=1", listed)
+    ask(replace(ledger, partition="all=1"))
+    assert book.partitions("patients")[""] == count and not book.verify()
+    book.close()
+
+
 def test_without_the_key_nothing_is_recognised(tmp_path: Path) -> None:
     _, ask = identified(tmp_path, range(100), "patients")
     ask()
@@ -816,6 +835,8 @@ def test_plans_of_a_series_are_paid_by_one_charge(
             series.part(other.mechanism)
         with pytest.raises(BookError, match="run has begun"):  # the same rounds again, unpaid
             train(model(), records(), other, ledger=part)
+        with pytest.raises(BookError, match="run has begun"):
+            train(model(), records(), other, ledger=series)
         series.settle()
         with pytest.raises(BookError, match="is over"):
             series.ahead(1)
@@ -892,6 +913,33 @@ def test_a_reservation_pays_for_one_run(tmp_path: Path) -> None:
         paid.paid(plan.mechanism)  # as a run does that begins
         with pytest.raises(BookError, match="run has begun"):
             train(model(), records(), plan, ledger=paid)
+        with pytest.raises(BookError, match="run has begun"):
+            paid.part(plan.mechanism)
+    book.close()
+
+
+def test_a_payment_is_for_one_release_of_its_own_statistics(tmp_path: Path) -> None:
+    ledger, book = opened(tmp_path)
+    inputs, targets = records()
+    quiet, loud = (
+        planned(4.0).with_(
+            preparation=ft.Preparation(("moments",), (-4.0, 4.0), 4, noise_multiplier=noise)
+        )
+        for noise in (5.0, 8.0)
+    )
+    with ledger.paid(loud.mechanism, folder=tmp_path) as paid:
+        with pytest.raises(ValueError, match="other statistics"):
+            ft.prepare(quiet, (inputs, targets), paid=paid)
+        prepared = ft.prepare(loud, (inputs, targets), paid=paid)
+        with pytest.raises(ValueError, match="for other statistics"):
+            ft.prepare(loud, (inputs, targets), paid=paid)
+    with ledger.paid(loud.mechanism, folder=tmp_path, resume=True) as paid:
+        with pytest.raises(ValueError, match="for other statistics"):
+            ft.prepare(loud, (inputs, targets), paid=paid)
+        data = prepared.apply(inputs), targets
+        train(model(), data, loud, prepared=prepared, ledger=paid)
+    (held,) = book.reservations("patients")
+    assert (held.status, held.released) == ("settled", ROUNDS + 1)
     book.close()
 
 

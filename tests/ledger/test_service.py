@@ -119,6 +119,8 @@ def test_every_method_gives_what_the_book_itself_gives(site: Site) -> None:
     assert kim.add_persons("trials", "site=A", persons) == 9
     assert kim.add_persons("trials", "site=A", persons) == 0
     assert ann.overlaps("patients", persons) == {}  # parts of a data set are asked of its whole
+    assert ann.overlaps("trials", persons[3:], "site=A") == {"trials": (6, 9)}
+    assert ann.overlaps("trials", persons, "site=B") == {}
     assert ann.add_records("patients", persons[:4], "of all") == 4
     assert kim.overlaps("trials", persons[2:]) == {"patients": (2, 4)}
     entry = next(one.number for one in site.book.entries() if one.kind == "records")

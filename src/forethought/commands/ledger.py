@@ -30,6 +30,7 @@ Key = Annotated[
     Path | None,
     typer.Option("--key", help="Key that signs every entry (forethought keygen).", dir_okay=False),
 ]
+_MOST = 2**63 - 1  # the largest number in a database
 TokenFile = Annotated[
     Path | None, typer.Option(help="With https://…: file of the token.", dir_okay=False)
 ]
@@ -103,12 +104,13 @@ def open_account(
 ) -> None:
     from forethought.ledger.book import Account
     from forethought.ledger.paid_run import user
-    from forethought.ledger.store import create
+    from forethought.ledger.store import create, rule_of
     from forethought.values.mechanism import Budget
 
     chosen: dict[str, Any] = {"adjacency": adjacency, "unit": unit}
     account = Account(data, Budget(epsilon, delta), until=until, **chosen)
     new = context.info_name == "create"
+    rule_of(account, rule, blocks)  # before a new book is made
     with closing(
         create(url_of(place), actor=user(), key=key) if new else _store(place, key)
     ) as book:
@@ -255,7 +257,7 @@ def export(
 )
 def end(
     place: Place,
-    number: Annotated[int, typer.Argument(help="The reservation.", min=1)],
+    number: Annotated[int, typer.Argument(help="The reservation.", min=1, max=_MOST)],
     rounds: Annotated[int, typer.Option(help="Rounds to charge, its mark at least.", min=0)],
     reason: Annotated[str, typer.Option(help="Why its run does not settle itself.")],
     token_file: TokenFile = None,
@@ -277,7 +279,7 @@ def end(
 )
 def forget(
     place: Place,
-    entry: Annotated[int, typer.Argument(help="The entry that registered them.", min=1)],
+    entry: Annotated[int, typer.Argument(help="The entry that registered them.", min=1, max=_MOST)],
     data: Data,
     reason: Annotated[str, typer.Option(help="Why they are nobody's.")],
     token_file: TokenFile = None,

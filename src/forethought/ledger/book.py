@@ -255,8 +255,13 @@ class Book(Protocol):
         the entry registered no records of the data set, or they were removed already.
         """
 
-    def overlaps(self, data: str, persons: Iterable[bytes]) -> Mapping[str, tuple[int, int]]:
-        """Other data sets with any of these: name → number in common, and number that it has."""
+    def overlaps(
+        self, data: str, persons: Iterable[bytes], partition: str | None = None
+    ) -> Mapping[str, tuple[int, int]]:
+        """Other data sets with any of these: name → number in common, and number that it has.
+
+        With ``partition``, the same of that part of the data set itself, under its own name.
+        """
 
     def entries(self, after: int = 0) -> Sequence[Entry]:
         """The book's entries with numbers above ``after``, oldest first."""

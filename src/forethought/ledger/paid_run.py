@@ -113,7 +113,8 @@ class Ledger:
         data: the account's name.
         purpose: purpose of the run, for readers of the book.
         token_file: of the service; see :func:`book_at`.
-        partition: ``"scheme=part"`` if the run reads only one part's records.
+        partition: ``"scheme=part"`` if the run reads only one part's records; believed without
+            ``identity``.
         also: other accounts of the book whose data sets share persons with this one. The run is
             charged to them too, so that each adds up all that is released about a person.
         identity: file of the key that hashes records and persons (`forethought ledger identity`),
@@ -132,7 +133,7 @@ class Ledger:
     identity: str | Path | None = None
 
     def recognise(self, records: Sequence[bytes], persons: Sequence[bytes] | None = None) -> None:
-        """Register records or persons, and refuse if another account has them.
+        """Register records or persons; refuse if another account has them, or the part has not.
 
         Does nothing without ``identity``. The book gets keyed hashes only.
 
@@ -142,7 +143,8 @@ class Ledger:
                 compared, and fewer than 1 in 20 equal ones count as a coincidence.
 
         Raises:
-            BookError: another account has them and ``also`` does not name it; says what to do.
+            BookError: another account has them and ``also`` does not name it, or not all are
+                registered to ``partition``; says what to do.
         """
         if self.identity is None:
             return
@@ -155,7 +157,15 @@ class Ledger:
         book = self.book()
 
         def ask() -> None:
-            for other, (shared, size) in sorted(book.overlaps(self.data, listed).items()):
+            found = {**book.overlaps(self.data, listed, self.partition)}
+            apart = len(listed) - found.pop(self.data, (0, 0))[0]
+            if self.partition is not None and apart:
+                raise BookError(
+                    f"{apart:,} of the {len(listed):,} {unit}s are not in {self.partition} of "
+                    f"{self.data!r}: leave them out, pay without a partition, or let an owner "
+                    "register them in it (Book.add_persons)"
+                )
+            for other, (shared, size) in sorted(found.items()):
                 seen = Overlap(len(listed), size, shared)
                 few = persons is None and 20 * shared < min(seen.of, seen.other)
                 if other in self.also or few:
@@ -411,8 +421,9 @@ class PaidRun:
                 series.settle()
 
         Raises:
-            BookError: it is not the next plan of the series.
+            BookError: it is not the next plan of the series, or a run of the whole has begun.
         """
+        self._require_unused(self._used)
         before, end = self._taken, self._taken + len(mechanism)
         here = self.mechanism.first(end) if end <= len(self.mechanism) else None
         if here is None or (here.after(before) if before else here) != mechanism:
@@ -443,13 +454,16 @@ class PaidRun:
         ):
             raise BookError(f"reservation {self.number} is for another plan than this one")
         self._require_open()
-        if self._used:
+        self._require_unused(self._used or self._taken)
+        self._used = True
+        return self
+
+    def _require_unused(self, used: bool | int) -> None:
+        if used:
             raise BookError(
                 f"a run has begun from reservation {self.number}: another one would release the "
                 "same rounds again, unpaid. Reserve anew for it"
             )
-        self._used = True
-        return self
 
     def _require_open(self) -> None:
         if self._over:

@@ -215,11 +215,13 @@ class RemoteBook(book.Book):
     def forget(self, data: str, entry: int, reason: str) -> int:
         return self._ask(int, "forget", data=data, entry=entry, reason=reason)
 
-    def overlaps(self, data: str, persons: Iterable[bytes]) -> Mapping[str, tuple[int, int]]:
+    def overlaps(
+        self, data: str, persons: Iterable[bytes], partition: str | None = None
+    ) -> Mapping[str, tuple[int, int]]:
         found: dict[str, tuple[int, int]] = {}
         for some in _batches(persons):
             for name, (shared, size) in self._ask(
-                dict, "overlaps", data=data, persons=some
+                dict, "overlaps", data=data, persons=some, partition=partition
             ).items():
                 found[name] = found.get(name, (0, 0))[0] + shared, size
         return found

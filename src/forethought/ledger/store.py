@@ -282,17 +282,16 @@ class Store(book.Book):
                 :data:`forethought.ledger.totals.RULES`; None: the rule for most kinds of charges.
             blocks: see :meth:`forethought.ledger.totals.TotalRule.of`.
         """
-        made: book.Account = _account(account)
-        chosen = TotalRule.of(made, rule, blocks)
+        chosen = rule_of(account, rule, blocks)
 
         def work(turn: _Turn) -> Mapping[str, Any]:
-            if one(turn.connection, ACCOUNTS, ACCOUNTS.c.data == made.data):
-                raise book.BookError(f"{made.data!r} has an account already")
-            opened = replace(made, opened=made.opened or turn.at[:10])
+            if one(turn.connection, ACCOUNTS, ACCOUNTS.c.data == account.data):
+                raise book.BookError(f"{account.data!r} has an account already")
+            opened = replace(account, opened=account.opened or turn.at[:10])
             values = {"account": chain.account_values(opened), "rule": chosen.to_dict()}
             texts = {name: canonical(value) for name, value in values.items()}
-            turn.connection.execute(sa.insert(ACCOUNTS).values(data=made.data, **texts))
-            _new_sums(turn, made.data, "", chosen)
+            turn.connection.execute(sa.insert(ACCOUNTS).values(data=account.data, **texts))
+            _new_sums(turn, account.data, "", chosen)
             return values
 
         return chain.account_from(self._write("account", work)["account"])
@@ -329,12 +328,18 @@ class Store(book.Book):
 
         return int(self._write("forget", work)["taken"])
 
-    def overlaps(self, data: str, persons: Iterable[bytes]) -> Mapping[str, tuple[int, int]]:
+    def overlaps(
+        self, data: str, persons: Iterable[bytes], partition: str | None = None
+    ) -> Mapping[str, tuple[int, int]]:
         self._known(data)
         wanted, found = sorted(set(persons)), dict[str, tuple[int, int]]()
-        others = sa.select(SUMS).where(SUMS.c.part == "", SUMS.c.persons > 0, SUMS.c.data != data)
+        own = (SUMS.c.data == data) & (SUMS.c.part == partition)
+        asked = own | ((SUMS.c.data != data) & (SUMS.c.part == ""))
+        others = sa.select(SUMS).where(asked, SUMS.c.persons > 0)
         for row in self._rows(others.order_by(SUMS.c.data)):
-            here, shared = (PERSONS.c.data == row.data, PERSONS.c.scheme == ""), 0
+            scheme, part = _parts(row.part or None)
+            here = PERSONS.c.data == row.data, PERSONS.c.scheme == scheme, PERSONS.c.part == part
+            shared = 0
             for start in range(0, len(wanted), _AT_ONCE):
                 some = PERSONS.c.person.in_(wanted[start : start + _AT_ONCE])
                 counted = sa.select(sa.func.count()).select_from(PERSONS).where(*here, some)
@@ -800,7 +805,8 @@ def _words(what: str, text: str) -> str:
     return line
 
 
-def _account(account: book.Account) -> book.Account:
+def rule_of(account: book.Account, rule: str | None, blocks: int | None) -> TotalRule:
+    """The rule of a new account. Raises ValueError: an account that cannot be opened."""
     _name("an account", account.data)
     one_of("adjacency", account.adjacency, ADJACENCIES)
     one_of("unit", account.unit, ("record", "person"))
@@ -811,7 +817,7 @@ def _account(account: book.Account) -> book.Account:
             good = False
         if not good:
             raise book.BookError(f"{name} is a day such as 2027-12-31, not {day!r}")
-    return account
+    return TotalRule.of(account, rule, blocks)
 
 
 def _parts(partition: str | None) -> tuple[str, str]:

@@ -66,8 +66,10 @@ class TotalRule:
             blocks: of a :class:`ClockRule`; None: its default.
 
         Raises:
-            ValueError: no such rule, or ``blocks`` with a rule that refunds round by round.
+            ValueError: no such rule, ``blocks`` with a rule that refunds round by round, or an ε
+                above 1,000.
         """
+        real("epsilon", account.budget.epsilon, most=1000)  # far beyond it, numbers overflow
         chosen = DEFAULT if kind is None else kind
         one_of("rule", chosen, tuple(RULES))
         if blocks is None:

@@ -388,10 +388,19 @@ def prepare(
         :meth:`Prepared.apply` returns, and this value as ``prepared=``.
 
     Raises:
-        ValueError: a plan without preparation, or data of another form or size than declared.
+        ValueError: a plan without preparation, data of another form or size than declared, or a
+            reservation for other statistics, or that has paid for a release already.
     """
-    if paid is not None and plan.privacy.preparation is not None:
-        paid.ahead(len(plan.privacy.preparation.statistics))
+    asked = plan.privacy.preparation
+    if paid is not None and asked is not None:
+        own = Mechanism(*asked.parts(), adjacency=plan.privacy.mechanism.adjacency)
+        if paid.begun or paid.mechanism.first(len(own)) != own:
+            raise ValueError(
+                "this reservation is for other statistics, or has paid for a release of these, "
+                "which may have been made: use what that returned (Prepared.load, if it was "
+                "saved), or reserve anew with ft.Ledger(…).paid(plan.mechanism)"
+            )
+        paid.ahead(len(own))
     return released(plan, as_records(data, torch.float64), seeds)
 
 
