@@ -114,7 +114,7 @@ def test_a_simulation_killed_before_it_began_begins_anew(
         patch.setattr(write, "write" if write is RunSecrets else "save", killed)
         with pytest.raises(KilledError):
             run(agreed, out=out)
-    with pytest.raises(CheckpointError, match="no simulation that was interrupted"):
+    with pytest.raises(CheckpointError, match="holds no simulation"):
         run(agreed, out=out, resume=True)
     found, _ = run(agreed, out=out)
     assert found.summary()["clients"][0]["rounds"] == ROUNDS

@@ -110,6 +110,8 @@ def test_local_rounds_may_change_from_update_to_update() -> None:
         ("local_rounds = 2\nlocal_epochs = 1.0", "not both"),
         ("clients = 0", "greater than or equal to 1|at least 1"),
         ('[[federation.client]]\nname = "a"', "there are 1"),
+        ('rule = "asynchronous"\nweights = "equal"', "weights goes with rule 'synchronous'"),
+        ('secure = {dropouts = 1}\nweights = "equal"', "weights goes with .* without secure"),
     ],
 )
 def test_a_section_that_cannot_be_is_refused_in_words(extra: str, words: str) -> None:

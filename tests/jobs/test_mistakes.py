@@ -238,6 +238,45 @@ def test_a_flag_that_would_change_nothing_is_refused(
     one_line(forethought("plan", "--examples", 500, "--epsilon", 1, *flag.split()), "goes with")
 
 
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ("server --engine flower --page 0", "--page goes with --engine grpc"),
+        ("server --engine flower --data-dir x", "--data-dir goes with --engine grpc"),
+        ("server --engine flower --json", "--json goes with --engine grpc"),
+        ("server --certificates no.pem", "--certificates goes with --engine flower"),
+        ("client --certificates no.pem", "--certificates goes with --engine flower"),
+        ("client --node-key key", "--node-key goes with --engine flower"),
+        ("server --address 127.0.0.1:99999999", "no address: give host:port"),
+        ("server --address :-1", "no address: give host:port"),
+        ("server --address ::", "no address: give host:port"),
+        ("server --address=", "no address: give host:port"),
+        ("client --address localhost", "no address: give host:port"),
+    ],
+)
+def test_a_flag_of_another_engine_or_no_address_is_refused(
+    forethought: Callable[..., Outcome], flags: str, words: str
+) -> None:
+    role, *more = flags.split()
+    one_line(forethought("federate", role, "job.toml", "--keys", "keys", *more), words)
+
+
+def test_a_good_address_and_a_folder_for_every_command_are_taken(
+    forethought: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORETHOUGHT_DATA", "data")
+    for address in ("127.0.0.1:0", "[::1]:8750", "hospital-a.example:65535"):
+        for engine in ("grpc", "flower"):
+            words = ["job.toml", "--keys", "keys", "--address", address, "--engine", engine]
+            one_line(forethought("federate", "server", *words), "no job file job.toml")
+
+
+def test_a_page_has_a_port(forethought: Callable[..., Outcome]) -> None:
+    words = ["job.toml", "--keys", "keys", "--page", 999999]
+    status, _, told = forethought("federate", "server", *words)
+    assert status == 2 and "65535" in told
+
+
 def test_numbers_beside_a_path_are_refused(forethought: Callable[..., Outcome]) -> None:
     assert forethought("plan", "--examples", 500, "--epsilon", 1, "--save", "p.json", "-q")[0] == 0
     one_line(

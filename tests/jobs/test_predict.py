@@ -5,9 +5,11 @@ from __future__ import annotations
 import csv
 import json
 import re
+import shutil
 import warnings
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -156,6 +158,61 @@ def test_a_folder_that_holds_no_model_is_refused(trained: Path, tmp_path: Path) 
     (tmp_path / "model.json").write_text(json.dumps(card))
     with pytest.raises(JobError, match="has not ended"):
         ft.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("section", "edit"),
+    [
+        ((), {"options": 3}),
+        ((), {"inputs": 3}),
+        ((), {"standardise": 2.0}),
+        ((), {"encoder": 3}),
+        (("encoder", "format"), {"comment": True}),
+    ],
+)
+def test_an_edited_model_card_is_one_line(
+    trained: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    section: tuple[str, ...],
+    edit: dict[str, Any],
+) -> None:
+    run = shutil.copytree(trained / "run", tmp_path / "run")
+    card = edited = json.loads((run / "model.json").read_text())
+    for key in section:
+        edited = edited[key]
+    edited.update(edit)
+    (run / "model.json").write_text(json.dumps(card))
+    out = str(tmp_path / "out.csv")
+    assert command("predict", str(run), str(trained / "new.csv"), "--out", out) == 2
+    told = capsys.readouterr().err.strip().splitlines()
+    assert len(told) == 1 and "model.json" in told[0] and "restore it" in told[0].lower()
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        {},
+        {"figures": None},
+        {"figures": {"accuracy": {"low": 0.5}}},
+        {"figures": {"accuracy": {"value": [1]}}},
+        {"baseline": "x"},
+        {"baseline": {}},
+        {"examples": []},
+        {"classes": [3, {}]},
+        {"confusion": 2.5},
+        {"target": 5},
+    ],
+)
+def test_edited_results_are_one_line(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], edit: dict[str, Any]
+) -> None:
+    run = shutil.copytree(trained / "run", tmp_path / "run")
+    results = json.loads((run / "results.json").read_text())
+    (run / "results.json").write_text(json.dumps({**results, **edit} if edit else {}))
+    assert command("report", str(run)) == 2
+    told = capsys.readouterr().err.strip().splitlines()
+    assert len(told) == 1 and "results.json is damaged" in told[0]
 
 
 def test_arrays_for_a_model_of_arrays(tmp_path: Path) -> None:

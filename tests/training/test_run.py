@@ -397,6 +397,7 @@ def test_batch_normalisation_is_refused_with_the_fix() -> None:
         ({"data": (np.array([["a"]] * 200), np.zeros(200))}, TypeError, "numbers"),
         ({"plan": "plan"}, TypeError, "Plan"),
         ({"model": "model"}, TypeError, "Module"),
+        ({"model": nn.Linear(6, 2, device="meta")}, ValueError, "no weights yet"),
         ({"micro_batch": 0}, ValueError, "micro_batch"),
         ({"checkpoint_every": 1.5}, TypeError, "checkpoint_every"),
         ({"log_every": 0}, ValueError, "log_every"),
@@ -443,7 +444,7 @@ def test_a_loss_with_weights_of_its_own_is_refused() -> None:
             super().__init__(reduction="none")
             self.scale = nn.Parameter(torch.ones(()))
 
-    with pytest.raises(ValueError, match="weights of its own"):
+    with pytest.raises(ValueError, match="loss has weights"):
         train(network(), data(), plan(), loss=Scaled())
 
 

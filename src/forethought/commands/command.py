@@ -113,6 +113,16 @@ def together(*pairs: tuple[str, object, str, object]) -> None:
         refuse(given and not other, f"{flag} goes with {needs}: add that, or drop it")
 
 
+def host_port(address: str | None) -> str | None:
+    """The given address, refused unless it is host:port; gRPC would make something of any other."""
+    found = re.fullmatch(r"(\[[\da-fA-F:.]+\]|[^][:/\s]+):(\d{1,5})", address or "")
+    refuse(
+        address is not None and (found is None or int(found[2]) > 65535),
+        f"{address!r} is no address: give host:port, such as 127.0.0.1:8750, a port up to 65535",
+    )
+    return address
+
+
 def new_file(path: Path, overwrite: bool, flag: str = "--out") -> None:
     """Refuse a path that exists, unless ``overwrite`` is set."""
     refuse(path.exists() and not overwrite, f"{path} exists: give another {flag}, or --overwrite")

@@ -40,7 +40,8 @@ ServerKeys = Annotated[
 Address = Annotated[
     str | None,
     typer.Option(
-        help="host:port. Default: the job's, or 127.0.0.1:8750; Flower's SuperLink: 127.0.0.1:8000."
+        callback=command.host_port,
+        help="host:port. Default: the job's, or 127.0.0.1:8750; a SuperLink's: 127.0.0.1:8000.",
     ),
 ]
 Carrier = Annotated[str, typer.Option("--engine", help="Carries the messages: grpc or flower.")]
@@ -372,6 +373,7 @@ def _paused() -> typer.Exit:
     epilog="Example: forethought federate server job.toml --keys keys/server --page 8751"
 )
 def server(
+    context: typer.Context,
     job_file: FederationJob,
     key_folder: ServerKeys,
     out: Annotated[
@@ -381,7 +383,10 @@ def server(
     engine: Carrier = "grpc",
     certificates: Certificates = None,
     page: Annotated[
-        int | None, typer.Option(help="Port of the status page on 127.0.0.1; 0: any free one.")
+        int | None,
+        typer.Option(
+            help="Port of the status page on 127.0.0.1; 0: any free one.", max=65535, min=0
+        ),
     ] = None,
     data_dir: command.DataDir = None,
     as_json: command.Json = False,
@@ -394,13 +399,22 @@ def server(
     from forethought.jobs.job import from_file
     from forethought.report.holders import status_table
 
+    jobs.require_engine(engine)
+    grpc = engine == "grpc"
+    # FORETHOUGHT_DATA is for every command, also for those that read no data.
+    where = getattr(context.get_parameter_source("data_dir"), "name", "") == "COMMANDLINE"
+    command.together(
+        ("--certificates", certificates, "--engine flower", not grpc),
+        ("--page", page is not None, "--engine grpc", grpc),
+        ("--data-dir", where, "--engine grpc", grpc),
+        ("--json", as_json, "--engine grpc", grpc),
+    )
     request = from_file(job_file)
     folder = out or Path("runs") / f"{request.name}-server"
     console = command.console_for(quiet or as_json)
-    if engine == "flower":
+    if not grpc:
         _by_flower(console, job_file, key_folder, folder, address, certificates)
         return
-    jobs.require_engine(engine)
 
     def began(port: int, page_port: int | None) -> None:
         console.print(f"listening on port {port}, journal in {folder}", soft_wrap=True)
@@ -485,6 +499,10 @@ def client(
     """Take part in a federation; Ctrl-C pauses, the same command goes on."""
     from forethought.jobs import members as jobs
 
+    command.together(
+        ("--certificates", certificates, "--engine flower", engine != "grpc"),
+        ("--node-key", node_key, "--engine flower", engine != "grpc"),
+    )
     console = command.console_for(quiet or as_json)
     name, took, found = _take_part(
         console,
@@ -581,7 +599,10 @@ def peer(
     ],
     out: MemberFolder = None,
     listen: Annotated[
-        str | None, typer.Option(help="host:port to listen on. Default: the roster's.")
+        str | None,
+        typer.Option(
+            help="host:port to listen on. Default: the roster's.", callback=command.host_port
+        ),
     ] = None,
     epsilon: Allowed = None,
     delta: AtDelta = None,

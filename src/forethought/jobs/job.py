@@ -371,6 +371,8 @@ class FederationSection(HoldersSection):
         own = [number for table in self.client for number in table.phases or ()]
         if (own and max(own) > count) or any(table.phases == () for table in self.client):
             raise ValueError(f"a client's phases are numbers from 1 to phases = {self.phases}")
+        if self.weights != "size" and (self.rule != "synchronous" or self.secure is not None):
+            raise ValueError("weights goes with rule 'synchronous' without secure: leave it out")
         return self
 
 
@@ -535,6 +537,8 @@ class DataSection(_Section):
             raise JobError(
                 f"standardise = {list(self.standardise)}: the second number is a deviation, above 0"
             )
+        if self.standardise is None and self.bounds is not None:
+            raise JobError("bounds go with [data] standardise: add it, or leave bounds out")
         if self.standardise not in ("private", "quantiles"):
             return None
         if self.bounds is None:
@@ -870,6 +874,11 @@ class Job(_Section):
                 f"augmentations alter pixels, and the features are {self.data.features!r}: drop "
                 "[training] augment and augmentations, or [data] features"
             )
+        if asked.person_as == "group" and self.data.most_of_one_person == 1:
+            raise JobError(
+                "person_as = 'group' goes with persons of several rows: declare [data] person or "
+                "records_per_person, or leave it out"
+            )
         budget = self.budget_of(examples)
         delta = None if budget is not None else delta
         given: dict[str, Any] = {}
@@ -939,7 +948,7 @@ class Job(_Section):
             )
         try:
             tables = tomllib.loads(text)
-        except tomllib.TOMLDecodeError as error:
+        except (tomllib.TOMLDecodeError, RecursionError) as error:
             raise JobError(f"{name} is no TOML file: {error}") from None
         return _validated(tables, name, text)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import numpy as np
 import polars as pl
 import torch
 from numpy.typing import NDArray
+from polars.exceptions import PolarsError
 
 from forethought.accounting.statement import Statement
 from forethought.data import DataError, Encoder
@@ -162,7 +164,7 @@ class Predictor:
         part = out.with_name(f".{out.name}.part")
         rows = 0
         try:
-            with part.open("wb") as file:
+            with part.open("wb") as file, _applied(self.folder / CARD):
                 for inputs in self._read(source):
                     frame = self._frame(self.outputs(inputs))
                     if why:
@@ -284,18 +286,32 @@ def load(folder: str | Path) -> Predictor:
     """
     path = Path(folder)
     run = RunFolder(path)
-    card = ModelCard.load(path / CARD)
-    if not run.finished:
-        raise JobError(
-            f"the run in {path} has not ended: continue it with forethought train --resume {path}"
-        )
-    with importable_from(path.parent):
-        model = build(
-            card.name, inputs=card.inputs, classes=card.classes or 1, seed=0, **card.options
-        )
+    with _applied(path / CARD):
+        card = ModelCard.load(path / CARD)
+        if not run.finished:
+            raise JobError(
+                f"the run in {path} has not ended: continue it with forethought train --resume "
+                f"{path}"
+            )
+        with importable_from(path.parent):
+            model = build(
+                card.name, inputs=card.inputs, classes=card.classes or 1, seed=0, **card.options
+            )
+        constants = _constants(card, path)
     run.load_model(model)
     statement = Statement.load(path / STATEMENT)
-    return Predictor(model.eval(), card, statement, path, _constants(card, path))
+    return Predictor(model.eval(), card, statement, path, constants)
+
+
+@contextmanager
+def _applied(card: Path) -> Iterator[None]:
+    # An edited card fails wherever its values are used.
+    try:
+        yield
+    except (TypeError, AttributeError, LookupError, RuntimeError, PolarsError) as error:
+        raise JobError(
+            f"{card} cannot be applied ({error!r}): if it was edited, restore it from a copy"
+        ) from None
 
 
 def _constants(card: ModelCard, path: Path) -> InputConstants:

@@ -323,7 +323,7 @@ def mlp(
     Raises:
         ValueError: sizes that are not whole numbers above 0, or an unknown activation.
     """
-    sizes = (hidden,) if isinstance(hidden, int) else tuple(hidden)
+    sizes = tuple(hidden) if isinstance(hidden, Sequence) else (hidden,)
     if not sizes or any(isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in sizes):
         raise ValueError(f"hidden must be a size or several, such as [256, 128], not {hidden!r}")
     layers: list[nn.Module] = [nn.Flatten()]

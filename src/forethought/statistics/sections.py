@@ -32,7 +32,7 @@ def statistic(values: Mapping[str, Any], declared: Mapping[str, Column] | None =
         raise TypeError(f"[[statistics]] is a table of keys, not {type(values).__name__}")
     given = dict(values)
     word = given.pop("kind", None)
-    if word not in KINDS:
+    if str(word) not in KINDS:  # a list has no hash
         told = "kind is missing" if word is None else f"kind = {word!r} is unknown"
         raise ValueError(f"[[statistics]]: {told}: {suggestion(str(word), KINDS)}")
     chosen = KINDS[word]

@@ -716,15 +716,20 @@ class Results:
 
     @classmethod
     def load(cls, path: Path) -> Results | None:
-        """Read ``results.json``; None if the run has none."""
+        """Read ``results.json``; None if the run has none. Raises ValueError: a damaged file."""
+        from pydantic import TypeAdapter
+
         if not path.is_file():
             return None
-        values = json.loads(path.read_text(encoding="utf-8"))
-        values.pop("schema")
-        values.setdefault("task", "classification" if values["classes"] else "regression")
-        values |= {name: tuple(values[name]) for name in ("classes", "recall")}
-        values["figures"] = {name: Figure(**one) for name, one in values["figures"].items()}
-        return cls(**{**values, "confusion": tuple(map(tuple, values["confusion"]))})
+        try:
+            values = json.loads(path.read_text(encoding="utf-8"))
+            values.setdefault("task", "classification" if values["classes"] else "regression")
+            found = TypeAdapter(cls).validate_python(values)
+            found.sentences()  # raises if a figure that is told is not there
+        except (ValueError, TypeError, AttributeError, LookupError, RecursionError):
+            words = "restore it from a copy, or delete it and do without its figures"
+            raise ValueError(f"{path} is damaged: {words}") from None
+        return found
 
     def sentences(self) -> tuple[str, ...]:
         """The result in words, with its baseline."""
