@@ -76,6 +76,8 @@ def test_every_kind_is_read_and_written_back() -> None:
     ("values", "says"),
     [
         ({}, "kind is missing"),
+        ({"kind": ["count"]}, "is unknown"),
+        ({"kind": {"a": 1}}, "is unknown"),
         ({"kind": "histgram"}, "did you mean 'histogram'"),
         ({"kind": "histogram", "colum": "age"}, "unknown 'colum': did you mean 'column'"),
         ({"kind": "mean", "column": "age", "bins": 3}, "unknown 'bins'"),
