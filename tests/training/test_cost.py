@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import threading
 import warnings
+from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -57,11 +58,19 @@ def planned(**more: object) -> ft.Plan:
     return ft.plan(noise_multiplier=1.0, delta=1e-5, learning_rate=1e-3, **{**given, **more})
 
 
-def taken(size: int) -> float:
+def wide() -> nn.Module:
+    """Few weights and many values an example."""
+    reseed(1)
+    layers = [nn.Sequential(nn.Conv1d(32, 32, 3, padding=1), nn.Tanh()) for _ in range(4)]
+    first = nn.Unflatten(1, (1, FEATURES)), nn.Conv1d(1, 32, 3, padding=1)
+    return nn.Sequential(*first, nn.Sequential(*layers), nn.Flatten(), nn.Linear(32 * FEATURES, 3))
+
+
+def taken(size: int, make: Callable[[], nn.Module] = network, **how: Any) -> float:
     """The allocator's peak while the real model trains on the real records."""
-    model, data = network(), table()
+    model, data = make(), table()
     held = sum(p.nbytes for p in model.parameters())
-    return held + peak(lambda: ft.train(model, data, planned(), micro_batch=size))
+    return held + peak(lambda: ft.train(model, data, planned(), micro_batch=size, **how))
 
 
 def test_the_peak_is_that_of_the_tensors_that_lived_together() -> None:
@@ -83,6 +92,22 @@ def test_memory_is_within_15_percent_of_what_training_takes(size: int) -> None:
     assert found.step > 0 and found.seconds == pytest.approx(3 * found.step)
     # 64 examples at least (tests/conftest.py) at each of two weights or one, three times each.
     assert found.tried == {16: 16 + 4 * 3 * 16, 64: 64 + 2 * 3 * 64}[size]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("large", [False, True])
+def test_what_an_example_takes_does_not_hang_on_the_micro_batch_asked(
+    large: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Blocks of 4 and 8 take the same, and a step of the weights may take more than either."""
+    if large:
+        monkeypatch.setattr(costs, "LARGE", 0.0)
+    slope = (taken(64, wide) - taken(32, wide)) / 32
+    for size in (4, 24):  # blocks of 4 and of 16
+        found = ft.cost(wide(), table(), planned(), micro_batch=size)
+        assert found.each == pytest.approx(slope, rel=0.15)
+        wanted = taken(size, wide, diagnostics=False)
+        assert found.memory - found.program == pytest.approx(wanted, rel=0.15)
 
 
 @pytest.mark.slow
@@ -133,6 +158,32 @@ def test_what_fits_follows_from_the_line() -> None:
     assert there.largest(5e9, 4) == 10  # (5 − 8/4 − 2) GB in examples of 0.1 GB
     assert f"micro_batch up to {there.largest(0.9 * 80e9):,}" in one.text(gpu_memory=80)
     assert "4 of them" in one.text(gpu_memory=5) and "does not fit" in one.text(gpu_memory=2)
+
+
+def test_small_blocks_take_no_less_than_a_step_of_the_weights() -> None:
+    one = costs.Cost(8e9, 1e8, 1e9, 5e8, 24, 100, 64.0, 1.0, 0.5, least=9e9, block=16)
+    assert one.memory == 5e8 + 9.6e9
+    assert replace(one, block=4).memory == 5e8 + 9e9
+    assert one.largest(9.4e9) == 0 < one.largest(9.5e9) == 10
+
+
+@pytest.mark.parametrize("memory", [float("inf"), float("nan"), "much"])
+def test_memory_that_is_no_number_of_bytes_is_told(memory: Any) -> None:
+    one = costs.Cost(8e9, 1e8, 1e9, 5e8, 16, 100, 64.0, 1.0, 0.5)
+    for asked in (one.largest, one.shards, one.text):
+        with pytest.raises((TypeError, ValueError), match="memory must be"):
+            asked(memory)
+    with pytest.raises(ValueError, match="gpu_memory"):
+        one.text(-5.0)
+    with pytest.raises(ValueError, match="shards"):
+        one.largest(1e9, shards=0)
+
+
+def test_a_model_that_cannot_train_is_refused_as_training_does() -> None:
+    with pytest.raises(ValueError, match="nothing to train"):
+        ft.cost(network().requires_grad_(False), table(), planned())
+    with pytest.raises(TypeError, match=r"torch\.nn\.Module"):
+        ft.cost("network", table(), planned())  # type: ignore[arg-type]
 
 
 def test_an_example_that_takes_nothing_fits_as_often_as_there_is_room() -> None:

@@ -910,3 +910,18 @@ def test_a_layer_that_begins_to_mix_examples_ends_the_run_unreleased() -> None:
             optimizer.step()
             number += 1
     assert number == 0 and torch.equal(weights(model), before)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_step_that_rounds_to_nothing_is_one(fused: bool) -> None:
+    """Torch's fused kernels, the default of transformers' Trainer, do not count their writes."""
+    reseed(0)
+    inputs, labels = randn(40, 5).to(torch.bfloat16), torch.arange(40) % 2
+    model = nn.Sequential(nn.LayerNorm(5), nn.Linear(5, 2)).to(torch.bfloat16)
+    plan = ft.plan(examples=40, budget=ft.Budget(8.0, 1e-5), rounds=3, batch=8)
+    steps = torch.optim.AdamW(model.parameters(), lr=1e-5, weight_decay=0, fused=fused)
+    loader, optimizer = ft.private(model, steps, (inputs, labels), plan)
+    for x, y in loader:
+        F.cross_entropy(model(x), y, reduction="none").backward()
+        optimizer.step()
+    assert optimizer.rounds_done > 0

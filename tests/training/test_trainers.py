@@ -159,7 +159,13 @@ class TextRecords(torch.utils.data.Dataset[Any]):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "options", [{"gradient_accumulation_steps": 2}, {"auto_find_batch_size": True}]
+    "options",
+    [
+        {"gradient_accumulation_steps": 2},
+        {"auto_find_batch_size": True},
+        {"label_smoothing_factor": 0.1},
+        {"gradient_checkpointing_kwargs": {"use_reentrant": True}},
+    ],
 )
 def test_arguments_that_do_not_go_with_rounds_are_refused(
     tmp_path: Path, options: dict[str, Any]
@@ -168,6 +174,30 @@ def test_arguments_that_do_not_go_with_rounds_are_refused(
     trainer = trainer_of(model, TextRecords(text()), tmp_path, **options)
     with pytest.raises(ValueError, match="private rounds"):
         ft.private_trainer(trainer, planned(model))
+
+
+@pytest.mark.slow
+def test_what_would_undo_or_replace_the_trained_weights_is_refused(tmp_path: Path) -> None:
+    model, data = gpt2(), TextRecords(text())
+    the_plan = planned(model).with_(averaging=ft.Averaging("tail"))
+    best = {"eval_strategy": "steps", "save_strategy": "steps", "load_best_model_at_end": True}
+    with pytest.raises(ValueError, match="load_best_model_at_end"):
+        ft.private_trainer(trainer_of(model, data, tmp_path, **best), the_plan, planned=True)
+    ft.private_trainer(trainer_of(model, data, tmp_path, **best), the_plan)  # it averages nothing
+    trainer = trainer_of(model, data, tmp_path)
+    trainer.model_init = gpt2
+    with pytest.raises(ValueError, match="model_init"):
+        ft.private_trainer(trainer, the_plan)
+
+
+@pytest.mark.slow
+def test_a_trainer_that_would_go_on_from_a_checkpoint_is_refused(tmp_path: Path) -> None:
+    model = gpt2()
+    trainer = trainer_of(model, TextRecords(text()), tmp_path)
+    ft.private_trainer(trainer, planned(model))
+    for given in (True, str(tmp_path)):
+        with pytest.raises(ValueError, match="new run"):
+            trainer.train(resume_from_checkpoint=given)
 
 
 # accelerate.
@@ -286,6 +316,24 @@ def test_lightnings_accumulation_is_refused_and_a_fit_must_come_first() -> None:
     trainer, _, inner = lightning_of(False)
     with pytest.raises(RoundError, match="nothing was released"):
         ft.private_trainer(trainer, planned(inner)).finish()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_a_fit_from_a_checkpoint_is_refused(tmp_path: Path) -> None:
+    batches = DataLoader(TensorDataset(*table()), batch_size=16)
+    trainer, module, _ = lightning_of(False)
+    trainer.fit(module, batches)
+    trainer.save_checkpoint(tmp_path / "begun.ckpt")
+    trainer, module, inner = lightning_of(False)
+    ft.private_trainer(trainer, planned(inner))
+    with pytest.raises(ValueError, match="ckpt_path="):
+        trainer.fit(module, batches, ckpt_path=tmp_path / "begun.ckpt")
+    trainer, module, inner = lightning_of(False)
+    ft.private_trainer(trainer, planned(inner, 1))
+    trainer.fit(module, batches)
+    with pytest.raises(ValueError, match="second fit"):
+        trainer.fit(module, batches)
 
 
 def test_another_trainer_is_refused() -> None:

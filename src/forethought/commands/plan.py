@@ -97,7 +97,9 @@ def plan(
     gpu_memory: Annotated[
         float | None,
         typer.Option(
-            help="Say what fits into a GPU of so many GB, which need not be here.", min=0.01
+            help="Say what fits into a GPU of so many GB, which need not be here.",
+            min=0.01,
+            max=1e6,
         ),
     ] = None,
     data_dir: command.DataDir = None,

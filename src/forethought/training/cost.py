@@ -2,9 +2,10 @@
 
 A copy of the model with random weights runs a few rounds of made-up records at two sizes of
 micro_batch; of a large model, its repeated layers are cut to one and to two. The peak memory is
-linear in the size of micro_batch, a round's time in the number of blocks, and each further layer
-adds the difference between the copies of one and two layers. So a model that does not fit in
-memory here, or that has no weights yet (on torch's ``meta`` device), is measured as well.
+that of a step of the weights, or else linear in the size of micro_batch; a round's time is linear
+in the number of blocks, and each further layer adds the difference between the copies of one and
+two layers. So a model that does not fit in memory here, or that has no weights yet (on torch's
+``meta`` device), is measured as well.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import math
 import os
 import time
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextvars import copy_context
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -26,7 +27,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from forethought.gradients import SlowGradientsWarning
+from forethought.gradients import SlowGradientsWarning, check_model
+from forethought.gradients.batches import UNIT
 from forethought.gradients.clipped import COMPARED, trial_size
 from forethought.gradients.sums import flat
 from forethought.rounds.contributions import Gradients, Loss
@@ -34,7 +36,7 @@ from forethought.rounds.randomness import Seeds
 from forethought.rounds.records import Records, as_records
 from forethought.training.records import arranged, opened, usual_loss
 from forethought.training.run import train
-from forethought.values.checks import whole
+from forethought.values.checks import real, whole
 from forethought.values.mechanism import Examples, FullBatch, Mechanism, Persons, Rounds
 from forethought.values.plan import Plan
 
@@ -42,8 +44,8 @@ GB = 1e9
 # The first size of micro_batch that is tried, and the rounds at each size; the first round does
 # more work than the others.
 TRIED, ROUNDS = 4, 3
-# Records in the longer of two timed rounds, which is also the most whose peak is measured.
-TIMED = 32
+# Records in the longer of two timed rounds; the most whose peak is measured.
+TIMED, MOST = 32, 128
 # Models of more bytes are tried with one and with two of their repeated layers.
 LARGE = 200e6
 # The share of a device's memory for tensors; the driver and fragmentation take the rest.
@@ -68,6 +70,8 @@ class Cost:
         begin, example: seconds of a round on this machine, and of each example in it.
         tried: made-up examples that run before the first round, to see that an example's place in a
             block does not change its bits.
+        least: bytes, without the program's, that even small blocks take.
+        block: examples of micro_batch that are computed at once; 0: all.
     """
 
     weights: float
@@ -80,11 +84,14 @@ class Cost:
     begin: float
     example: float
     tried: int = 0
+    least: float = 0.0
+    block: int = 0
 
     @property
     def memory(self) -> float:
         """Peak bytes of the process."""
-        return self.program + self.weights + self.each * self.micro_batch
+        line = self.weights + self.each * (self.block or self.micro_batch)
+        return self.program + max(self.least, line)
 
     @property
     def step(self) -> float:
@@ -102,8 +109,11 @@ class Cost:
         Args:
             shards: number of processes that share weights, sums and the optimizer's state.
         """
-        own = self.weights if shards == 1 else self.weights / shards + 2 * self.unsplit
-        return max(0, math.floor((memory - self.program - own) / max(self.each, 1.0)))
+        room = real("memory", memory) - self.program
+        if whole("shards", shards) > 1:
+            room = (room - 2 * self.unsplit) * shards
+        line = (room - self.weights) / shards / max(self.each, 1.0)
+        return max(0, math.floor(line)) if room >= self.least else 0
 
     def shards(self, memory: float) -> int | None:
         """Processes needed for one example at a time, a power of two; None: no number suffices."""
@@ -124,6 +134,7 @@ class Cost:
             f"blocks on {self.tried:,} made-up examples",
         ]
         if gpu_memory is not None:
+            gpu_memory = real("gpu_memory", gpu_memory, above=0.0)
             lines.append(f"on a GPU of {gpu_memory:g} GB: {self._fits(gpu_memory * GB * USABLE)}")
         return "\n".join(lines)
 
@@ -170,10 +181,12 @@ def cost(
             "the cost of plans that clip groups is not known beforehand: make the plan with "
             "clipping='example', or time a few rounds"
         )
+    check_model(model)
     plan = plan.with_(preparation=None)  # its one pass over the data takes no more memory
     held = plan.mean_batch if micro_batch is None else whole("micro_batch", micro_batch)
     own = arranged(opened(data, None)[0], plan, loss or usual_loss(data))
-    if isinstance(plan.contribution, Persons):  # a person is one record now, clipped the same way
+    persons = isinstance(plan.contribution, Persons)
+    if persons:  # a person is one record now, clipped the same way
         plan = plan.with_(contribution=Examples())
     first = next(p for p in model.parameters() if p.requires_grad)
     trial = _TrialRounds(own.wrapped(model), as_records(own.data, first.dtype), plan, own.loss)
@@ -192,22 +205,38 @@ def cost(
     # A round of one block, and one of as many blocks as make the difference clear.
     blocks = (1, 1 + math.ceil(TIMED / min(longer, most)))
     rounds = [[trial.seconds(min(longer, most), count, b) for b in blocks] for count in counts]
-    sizes = (max(few, longer // 2), longer)  # short blocks may be computed differently
+    how = Gradients(own.loss, flat, micro_batch)  # type: ignore[arg-type]  # it is not computed
+    own_blocks, alone = how.blocks(plan.privacy.round(0)), trial.alone
+    # It holds the mean batch, or what may be held.
+    block = own_blocks.sizes[len(own_blocks.sizes) // 2]
+    # Less than 8 may take the memory of 8, or go another way.
+    start = max(UNIT // 2 if large or persons else UNIT, few // UNIT * UNIT)
+    sizes = [*([block] if 1 < block < UNIT else []), 1, start, 2 * start]
     # Kernels have allocated their workspaces by now. The model is counted in the peaks.
     gc.collect()  # memory of earlier trials does not count
     program = _resident() - sum(one.nbytes for one in model.parameters() if not one.is_meta)
     peaks = [[trial.peak(size, count) for size in sizes] for count in counts]
+    while not trial.alone and sizes[-1] < MOST and any(_bends(sizes, row) for row in peaks):
+        sizes.append(2 * sizes[-1])
+        for row, count in zip(peaks, counts, strict=True):
+            row.append(trial.peak(sizes[-1], count))
     more = max(map(len, stacks or ()), default=1) - 1
-    weights, each = _line(sizes, peaks, more)
-    begin, block = _line(blocks, rounds, more)
+    weights, each = _line(sizes[-2:], [row[-2:] for row in peaks], more)
+    least = max(0.0, peaks[0][0] + more * (peaks[-1][0] - peaks[0][0]))
+    begin, time_of_block = _line(blocks, rounds, more)
     unit = max((_bytes(part) for stack in stacks or () for part in stack), default=size)
     told = weights, each, unit, max(0.0, program), round(held), plan.rounds, plan.mean_batch
-    how = Gradients(own.loss, flat, micro_batch)  # type: ignore[arg-type]  # it is not computed
-    tried = 0 if trial.alone else trial_size(how.blocks(plan.privacy.round(0)))
-    return Cost(*told, begin, block / min(longer, most), tried)
+    tried = 0 if alone else trial_size(own_blocks)
+    return Cost(*told, begin, time_of_block / min(longer, most), tried, least, block)
 
 
-def _line(sizes: tuple[int, int], found: list[list[float]], more: int) -> tuple[float, float]:
+def _bends(sizes: list[int], peaks: list[float]) -> bool:
+    """True if the last slope is not that of examples: it is much steeper, or next to nothing."""
+    before, last = (np.diff(peaks) / np.diff(sizes))[-2:]
+    return bool(last > 4 * before or peaks[-1] < 1.01 * peaks[-2])
+
+
+def _line(sizes: Sequence[int], found: list[list[float]], more: int) -> tuple[float, float]:
     """The line through two points, as value at 0 and slope, neither negative.
 
     Args:
@@ -285,7 +314,11 @@ class _TrialRounds:
         data = torch.utils._pytree.tree_map(lambda leaf: _like(leaf, count), self._form)
         mechanism = Mechanism(Rounds(1.0, ROUNDS, FullBatch()), adjacency="add-or-remove")
         plan = self._plan.with_(mechanism=mechanism, examples=count, budget=None)
-        how: dict[str, Any] = {"progress": progress, "log_every": ROUNDS, "diagnostics": False}
+        how: dict[str, Any] = {
+            "progress": progress,
+            "log_every": ROUNDS,
+            "diagnostics": not progress,
+        }
         with warnings.catch_warnings(record=True) as told, torch.random.fork_rng(devices=[]):
             warnings.simplefilter("always")
             here = copy_context()

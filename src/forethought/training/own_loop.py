@@ -318,7 +318,9 @@ class _Rounds:
         """
         trained = self.descent.parameters
         groups = self.descent.optimizer.param_groups
-        resting = {id(p) for group in groups if group.get("lr") == 0 for p in group["params"]}
+        # Fused kernels do not count their writes.
+        uncounted = (group for group in groups if group.get("lr") == 0 or group.get("fused"))
+        resting = {id(p) for group in uncounted for p in group["params"]}
         still = [
             name
             for name, parameter in trained.items()

@@ -109,6 +109,8 @@ def placed_records(
     """
     check_model(model, plan.contribution.clipping == "group")
     check_unwrapped(model)
+    if any(part.is_meta for part in (*model.parameters(), *model.buffers())):
+        raise ValueError("the model has no weights yet (torch's meta device): load them first")
     if device is not None:
         model.to(usable(device))
     for part in plan.mechanism:

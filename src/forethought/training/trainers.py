@@ -139,7 +139,20 @@ _UNFIT: dict[str, Callable[[Any], str]] = {
     "include_num_input_tokens_seen": lambda given: (
         "it would count tokens of private records" if given not in (False, "no") else ""
     ),
+    "label_smoothing_factor": lambda given: (
+        "it is a mean over the batch's labels; smooth in the model's own loss" if given else ""
+    ),
+    "gradient_checkpointing_kwargs": lambda given: (
+        "rounds look into the passes; give use_reentrant=False"
+        if given.get("use_reentrant")
+        else ""
+    ),
 }
+# The end of an error where a trainer would go on from a checkpoint.
+_GOES_ON = (
+    "would run a part of the plan: load the checkpoint's weights into the model and begin a new "
+    "run, with a trainer and a plan of its own"
+)
 # Values that a Trainer would log of private batches.
 _OF_BATCHES = ("loss", "grad_norm", "train_loss")
 
@@ -150,6 +163,13 @@ def _in_transformers(trainer: Any, plan: Plan, planned: bool, how: dict[str, Any
         given = getattr(arguments, name, None)
         if given is not None and (why := remedy(given)):
             raise ValueError(f"{name}={given!r} does not go with private rounds: {why}")
+    if trainer.model_init is not None:
+        raise ValueError("model_init= would train another model: give model=model_init() instead")
+    if planned and arguments.load_best_model_at_end and plan.averaging.kind != "none":
+        raise ValueError(
+            "load_best_model_at_end=True would be undone by the plan's average of the weights: "
+            'make the plan with averaging=forethought.Averaging("none"), or leave it out'
+        )
     if take_shards(trainer.model) is not None:
         _leave_cut(trainer)
     if not planned:
@@ -164,7 +184,12 @@ def _in_transformers(trainer: Any, plan: Plan, planned: bool, how: dict[str, Any
         trainer.lr_scheduler = always
     arguments.max_steps = plan.rounds
     arguments.logging_nan_inf_filter = False  # it would depend on a private loss
-    step, log = trainer.training_step, trainer.log
+    step, log, train = trainer.training_step, trainer.log, trainer.train
+
+    def begun(resume_from_checkpoint: Any = None, *rest: Any, **named: Any) -> Any:
+        if resume_from_checkpoint:
+            raise ValueError(f"resume_from_checkpoint= {_GOES_ON}")
+        return train(None, *rest, **named)
 
     def training_step(model: Any, inputs: Any, *_: Any, **__: Any) -> torch.Tensor:
         # The number of items in the batch is private, so it is not given: each record has its own
@@ -176,7 +201,7 @@ def _in_transformers(trainer: Any, plan: Plan, planned: bool, how: dict[str, Any
         return log({k: v for k, v in logs.items() if k not in _OF_BATCHES}, *rest, **named)
 
     trainer.get_train_dataloader = lambda: steps
-    trainer.training_step, trainer.log = training_step, logged
+    trainer.training_step, trainer.log, trainer.train = training_step, logged, begun
     trainer.floating_point_ops = lambda inputs: 0  # they depend on the private batch size
     return loop
 
@@ -233,6 +258,10 @@ def _lightning_callback(
 
     class PrivateRoundsCallback(_base_of(trainer)):  # type: ignore[misc]
         """Replaces loader, optimizer and log of a fit by those of the plan."""
+
+        def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+            if trainer.ckpt_path or trainer.global_step:
+                raise ValueError(f"ckpt_path=, or a second fit of a trainer, {_GOES_ON}")
 
         def on_train_start(self, trainer: Any, pl_module: Any) -> None:
             alone("forethought.private_trainer of Lightning")
