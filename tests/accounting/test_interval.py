@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+import forethought as ft
 from forethought.accounting.exact import epsilon
 from forethought.accounting.interval import Interval, at_least, at_most
 from forethought.accounting.statement import account
@@ -114,3 +115,9 @@ def test_where_the_ends_are_apart_it_says_why():
     assert plain(far) == {"lower": far.lower, "upper": far.upper}
     _, markdown, _, shown = printed(account(little, 1e-6))
     assert far.reason in markdown and far.reason in shown
+
+
+def test_ends_that_meet_are_no_wide_interval(recwarn: pytest.WarningsRecorder) -> None:
+    """Without noise both ends are infinite, and no work would bring them closer."""
+    ft.plan(examples=100, batch=10, rounds=3, noise_multiplier=0.0, delta=1e-5)
+    assert not [one for one in recwarn if "certified is only" in str(one.message)]

@@ -106,7 +106,7 @@ def warn_if_wide(found: Interval) -> str | None:
     Warns:
         UserWarning: ``found`` has a reason.
     """
-    if found.reason is None:
+    if found.reason is None or found.lower == found.upper:
         return None
     words = (
         f"certified is only that ε is at least {at_least(found.lower)} and at most "
