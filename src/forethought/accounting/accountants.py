@@ -245,14 +245,10 @@ def charged(interval: Interval, divergence: float) -> Interval:
     )
 
 
-def _tail(scale: float) -> float:
-    """a(s), rounded up: the series is below its first term over 1 − the ratio of the first two."""
-    first = math.exp(-2 * math.pi**2 * scale * scale)
-    return 2 * first / (1 - first**3) * _OUTWARD
-
-
 def _charge(smallest: float) -> float:
-    tail = _tail(smallest)
+    # a(s), rounded up: the series is below its first term over 1 − the ratio of the first two.
+    first = math.exp(-2 * math.pi**2 * smallest * smallest)
+    tail = 2 * first / (1 - first**3) * _OUTWARD
     return (2 * tail - math.log1p(-tail)) * _OUTWARD
 
 
@@ -295,11 +291,9 @@ def network_curve(mechanism: Mechanism, details: Details) -> Mechanism:
     gains = [
         (real("gain", gain, least=1), whole("rounds", count)) for gain, count in details["gains"]
     ]
-    if sum(count for _, count in gains) != len(mechanism):
-        raise ValueError(
-            f"gains are given for {sum(count for _, count in gains)} rounds, the mechanism has "
-            f"{len(mechanism)}"
-        )
+    rounds = sum(count for _, count in gains)
+    if rounds != len(mechanism):
+        raise ValueError(f"gains are given for {rounds} rounds, the mechanism has {len(mechanism)}")
     parts = mechanism.rounds
     if len(parts) > 1 or parts[0].sampling.rounds_per_epoch > 1 or isinstance(parts[0], Correlated):
         return _scaled(mechanism, min(gain for gain, _ in gains))

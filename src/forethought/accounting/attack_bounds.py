@@ -42,7 +42,7 @@ from forethought.accounting.discrete_ratio import DiscreteRatio, Epoch
 from forethought.accounting.dominating_pair import Array, Pair
 from forethought.accounting.interval import Interval
 from forethought.accounting.line_integral import Composition, Search
-from forethought.accounting.theorems import group_hits, merged, parts, uncorrelated
+from forethought.accounting.theorems import GroupHits, group_hits, merged, parts, uncorrelated
 from forethought.accounting.tradeoff import tradeoff
 from forethought.values.mechanism import (
     Adjacency,
@@ -112,12 +112,11 @@ def _powers(mechanism: Mechanism, group: int, accuracy: float) -> tuple[float, .
 def _by_epsilon(epsilon: float, delta: float) -> Attack:
     # (ε, δ) bounds every test's power: TPR ≤ e^ε FPR + δ and, with the roles exchanged,
     # 1 − FPR ≤ e^ε (1 − TPR) + δ  (Kairouz, Oh, Viswanath 2015, Theorem 2.1).
-    rows = []
-    for rate in FALSE_POSITIVE_RATES:
-        grown = math.exp(min(epsilon, 700.0))
-        power = min(grown * rate + delta, 1 - (1 - rate - delta) / grown, 1.0)
-        rows.append((rate, max(power, 0.0)))
-    return tuple(rows)
+    grown = math.exp(min(epsilon, 700.0))
+    return tuple(
+        (rate, max(min(grown * rate + delta, 1 - (1 - rate - delta) / grown, 1.0), 0.0))
+        for rate in FALSE_POSITIVE_RATES
+    )
 
 
 _STEP = 0.05
@@ -264,8 +263,11 @@ def _on_a_line(
 ) -> Iterator[tuple[Pair | Epoch | DiscreteRatio, int]]:
     """One part's sums as pairs of laws on the line, each with its number of releases."""
     if isinstance(part, Correlated):
-        if group == 1:
-            yield from _turns(part, adjacency)
+        # With several parts, the attacker does not know a record's part.
+        if group == 1 and not (
+            isinstance(part.sampling, CyclicPoisson) and part.sampling.parts > 1
+        ):
+            yield from _on_a_line(uncorrelated(part, 1), adjacency, 1, ZEROS)
         return
     if summed and (seen := _summed(part, adjacency, group, others)) is not None:
         yield from seen
@@ -275,11 +277,11 @@ def _on_a_line(
         if group == 1:
             yield from _epochs(part, adjacency, others)
         return
-    found = _hits(part, group)
-    if found is None:
+    # The attack on several parts is that on their sum, for the same reason.
+    known = isinstance(sampling, Poisson | CyclicPoisson | WithoutReplacement | FullBatch)
+    if not known or sampling.rounds_per_epoch > 1:
         return
-    first, hits = found
-    one, other = _sums(part, adjacency, first, hits, others)
+    one, other = _sums(part, adjacency, group_hits(part, group), others)
     scaled = ([(shift / sigma, weight) for shift, weight in side] for side in (one, other))
     yield _pair(*scaled), part.releases
 
@@ -311,25 +313,10 @@ def _summed(
     return [(Pair(((move * group / together.noise_multiplier, 1.0),)), whole)]
 
 
-def _hits(part: Rounds, group: int) -> tuple[int, Array] | None:
-    """The law of the number of records in a batch: the first number and the weights from it on.
-
-    None if no attack is known.
-    """
-    known = isinstance(part.sampling, Poisson | CyclicPoisson | WithoutReplacement | FullBatch)
-    # With several parts, the attacker does not know a record's part: only their sum is attacked.
-    if not known or part.sampling.rounds_per_epoch > 1:
-        return None
-    found = group_hits(part, group)
-    return found.first, found.weights
-
-
-def _sums(
-    part: Rounds, adjacency: Adjacency, first: int, hits: Array, others: str
-) -> tuple[Mix, Mix]:
+def _sums(part: Rounds, adjacency: Adjacency, hits: GroupHits, others: str) -> tuple[Mix, Mix]:
     """P and Q as mixtures of (place, weight) on the line, in clip norms."""
     moved: dict[float, float] = {}
-    for k, weight in enumerate(hits.tolist(), first):
+    for k, weight in enumerate(hits.weights.tolist(), hits.first):
         for j, share in _dealt(part, k):
             moved[j] = moved.get(j, 0.0) + weight * share
     law = [(place, weight) for place, weight in sorted(moved.items()) if weight > 0]
@@ -337,7 +324,7 @@ def _sums(
     fixed, grouped = isinstance(part.sampling, WithoutReplacement), part.clipping == "group"
     # `fits`: other contributions can point in the opposite direction, so that a hit moves the sum
     # twice as far.
-    most = first + hits.size - 1
+    most = hits.first + hits.weights.size - 1
     fits = True
     if isinstance(part.sampling, WithoutReplacement) and adjacency == "add-or-remove":
         # If too few records are left for a batch, no record takes the place of the removed ones.
@@ -345,7 +332,7 @@ def _sums(
     if others == OPPOSITE and grouped and fixed and not _filled(part, most):
         assert isinstance(part.sampling, WithoutReplacement)
         if fits and (part.groups or 1) * part.sampling.batch <= _MOST_DEALT:
-            return _crowded(part, adjacency, first, hits)
+            return _crowded(part, adjacency, hits)
         others = ZEROS
     if others == OPPOSITE and fits and (grouped or fixed):
         # A blanked contribution moves the sum half as far.
@@ -354,14 +341,14 @@ def _sums(
     return law, mirrored if adjacency == "replace-one" else still
 
 
-def _crowded(part: Rounds, adjacency: Adjacency, first: int, hits: Array) -> tuple[Mix, Mix]:
+def _crowded(part: Rounds, adjacency: Adjacency, hits: GroupHits) -> tuple[Mix, Mix]:
     """P and Q if the other records, in the opposite direction, may leave some groups empty."""
     sampling = part.sampling
     assert isinstance(sampling, WithoutReplacement)
     groups = part.groups or 1
     one: dict[float, float] = {}
     other: dict[float, float] = {}
-    for k, weight in enumerate(hits.tolist(), first):
+    for k, weight in enumerate(hits.weights.tolist(), hits.first):
         others = sampling.batch - k
         for j, share in _dealt(part, k):
             for full, chance in _occupied(groups, groups - int(j), others):
@@ -461,13 +448,3 @@ def _epochs(
         if used and count:
             one = Pair(((distance, 1.0),))
             yield (one if rounds == 1 else Epoch(distance, rounds, used)), count
-
-
-def _turns(
-    part: Correlated, adjacency: Adjacency
-) -> Iterator[tuple[Pair | Epoch | DiscreteRatio, int]]:
-    """The laws of correlated rounds with one record."""
-    if isinstance(part.sampling, CyclicPoisson) and part.sampling.parts > 1:
-        return  # the attacker does not know a record's part
-    plain = uncorrelated(part, 1)
-    yield from _on_a_line(plain, adjacency, 1, ZEROS)

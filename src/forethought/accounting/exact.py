@@ -278,7 +278,6 @@ def of_ratios(
     return Bounds(lower, upper)
 
 
-@np.errstate(all="ignore")
 def of_ratios_below(counts: Mapping[Part, int], delta: float) -> float:
     """A lower bound on ε at ``delta`` of rounds of which some are laws; 0 if none is known.
 
@@ -296,12 +295,8 @@ def all_integrable(counts: Mapping[Part, int]) -> bool:
 
 def only_pairs(counts: Mapping[Part, int]) -> dict[Pair, int] | None:
     """The same counts if no round needs a law; None if some do."""
-    found: dict[Pair, int] = {}
-    for part, n in counts.items():
-        if not isinstance(part, Pair):
-            return None
-        found[part] = n
-    return found
+    found: dict[Pair, int] = {part: n for part, n in counts.items() if isinstance(part, Pair)}
+    return found if len(found) == len(counts) else None
 
 
 def with_ratios(
@@ -1060,17 +1055,13 @@ def noise_multiplier(
 
 def _bracket(spent: Callable[[float], float], budget: Budget, rounds: int) -> tuple[float, float]:
     """Two noise multipliers: one that does not meet the budget, and a larger one that does."""
-
-    def meets(sigma: float) -> bool:
-        return spent(sigma) <= budget.epsilon
-
     high = 1.0
-    while not meets(high):
+    while spent(high) > budget.epsilon:
         high *= 3
         if high > 1e9:
             raise ValueError(f"no noise multiplier up to 1e9 meets {budget} over {rounds} rounds")
     low = high / 3
-    while meets(low):
+    while spent(low) <= budget.epsilon:
         low /= 2
         if low < 1e-3:
             raise ValueError(

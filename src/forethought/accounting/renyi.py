@@ -87,22 +87,16 @@ class RenyiCurve:
         Source: Asoodeh et al. 2021, Theorem 2 (binary reduction by data processing).
         """
         target = real("delta", delta, above=0, below=1)
-        return min(
-            0.0 if rdp == 0 else self._epsilon_at(target, order, rdp)
-            for order, rdp in self._candidates(target)
-        )
-
-    def _candidates(self, delta: float) -> list[tuple[float, float]]:
         # The optimal conversion is only a little below the closed one, so the best order is among
         # the best few of the closed one; a minimum over fewer orders is still a valid bound.
-        quick = canonne_epsilon(np.array(self.orders), np.array(self.values), delta)
+        quick = canonne_epsilon(np.array(self.orders), np.array(self.values), target)
         best = np.argsort(quick, kind="stable")[:4]
-        return [(self.orders[i], self.values[i]) for i in best]
+        return min(self._epsilon_at(target, self.orders[i], self.values[i]) for i in best)
 
     @staticmethod
     def _epsilon_at(delta: float, order: float, rdp: float) -> float:
-        if math.isinf(rdp):
-            return math.inf
+        if rdp == 0 or math.isinf(rdp):
+            return rdp
         high = float(canonne_epsilon(np.array([order]), np.array([rdp]), delta)[0])
         if binary_moment(order, 0.0, delta) > (order - 1) * rdp:
             return 0.0

@@ -744,6 +744,7 @@ def account(
     plan: str | None = None
     chosen = Caveat("not-stated")
     named = caveats(not_covered)
+    randomness = randomness or Randomness(seeded_noise=seeded)
     if isinstance(plan_or_mechanism, Mechanism):
         mechanism = plan_or_mechanism
         if delta is None:
@@ -763,13 +764,11 @@ def account(
         plan = plan_digest(plan_or_mechanism.to_dict())
         chosen = choice(plan_or_mechanism.hyperparameters)
         named = (*caveats_of(plan_or_mechanism), *named)
-        grid = plan_or_mechanism.noise == "grid"
-        randomness = replace(randomness or Randomness(seeded_noise=seeded), grid=grid)
+        randomness = replace(randomness, grid=plan_or_mechanism.noise == "grid")
     if released is not None:
         mechanism = mechanism.first(released)
     delta = real("delta", delta, above=0, below=1)
     group = whole("records protected together", 1 if together is None else together)
-    randomness = randomness or Randomness(seeded_noise=seeded)
     chosen_way = {"kind": EXACT} if accountant is None else accountant
     registered(chosen_way)
     accountant = suited(chosen_way, randomness)
@@ -1087,8 +1086,7 @@ def terms(statement: Statement) -> list[tuple[str, str]]:
     ]
 
 
-def _numbers(statement: Statement) -> list[str]:
-    s = statement
+def _numbers(s: Statement) -> list[str]:
     upper = "ε (upper end: the guarantee)"
     if not s.private:
         upper = "ε that secret random numbers would have given (no guarantee)"
@@ -1104,8 +1102,7 @@ def _numbers(statement: Statement) -> list[str]:
     ]
 
 
-def _done(statement: Statement) -> list[str]:
-    s = statement
+def _done(s: Statement) -> list[str]:
     lines = []
     if s.releases:
         lines += ["| released | times | noise multiplier |", "| --- | --- | --- |"]
@@ -1156,9 +1153,8 @@ def _as_text(text: str) -> str:
     return re.sub(r"([\\`*_{}\[\]<>|#])", r"\\\1", text)
 
 
-def _markdown(statement: Statement) -> str:
+def _markdown(s: Statement) -> str:
     """The statement as a page."""
-    s = statement
     lines = ["# Privacy statement", "", _as_text(" ".join(s.sentences())), ""]
     if s.breaks:
         lines += ["## Why there is no guarantee", ""]

@@ -44,7 +44,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import chain
-from typing import NamedTuple, TypeVar, assert_never
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -55,7 +55,6 @@ from forethought.values.mechanism import (
     CLIPPINGS,
     SAMPLINGS,
     Adjacency,
-    Binomial,
     Correlated,
     FullBatch,
     Hypergeometric,
@@ -269,16 +268,13 @@ def _allocated(rounds: Rounds, adjacency: Adjacency, group: int) -> Part:
 
 def group_hits(rounds: Rounds, group: int) -> GroupHits:
     """Probabilities that ``group`` records occur 0, 1, … times in a batch."""
-    match rounds.sampling.hits(group):
-        case Binomial(trials, chance, rounded):
-            found = binomial(trials, chance)
-            if not rounded or chance == 1:
-                return found
-            return found._replace(doubt=found.doubt + trials * EPS / (1 - chance))
-        case Hypergeometric(marked, drawn, examples):
-            return hypergeometric(marked, drawn, examples)
-        case other:
-            assert_never(other)
+    hits = rounds.sampling.hits(group)
+    if isinstance(hits, Hypergeometric):
+        return hypergeometric(hits.marked, hits.drawn, hits.examples)
+    found = binomial(hits.trials, hits.chance)
+    if not hits.rounded or hits.chance == 1:
+        return found
+    return found._replace(doubt=found.doubt + hits.trials * EPS / (1 - hits.chance))
 
 
 def one_sided(rounds: Rounds, adjacency: Adjacency, group: int) -> tuple[Pair, int]:

@@ -90,10 +90,8 @@ def half_below(profile: Profile) -> Half:
         alphas.append(alpha)
     knots = np.array(alphas)
     powers = delta[kept[:-1]] + slope[kept[:-1]] * knots
-    last = delta[kept[-1]]
-    order = slice(None, None, -1)
-    alpha_points = np.concatenate([[0.0], knots[order]])
-    power_points = np.concatenate([[last], powers[order]])
+    alpha_points = np.concatenate([[0.0], knots[::-1]])
+    power_points = np.concatenate([[delta[kept[-1]]], powers[::-1]])
     distinct = np.concatenate([[True], np.diff(alpha_points) > 0])
     return Half(alpha_points[distinct], np.maximum.accumulate(power_points[distinct]))
 
@@ -109,19 +107,14 @@ def _grid(profile: Profile) -> Array:
     return np.asarray(reach * np.linspace(0.0, 1.0, PIECES) ** 1.5)
 
 
-def whole_power(left: Half, right: Half) -> tuple[Array, Array]:
-    """The power function on all of [0, 1] from the halves of f and of its inverse."""
-    # The inverse's point (a, p) is the point (α, β) = (1 − p, a) of f.
-    alphas = np.concatenate([left.alphas, (1 - right.powers)[::-1], [1.0]])
-    powers = np.concatenate([left.powers, (1 - right.alphas)[::-1], [1.0]])
-    alphas = np.maximum.accumulate(np.clip(alphas, 0, 1))
-    distinct = np.concatenate([[True], np.diff(alphas) > 0])
-    return alphas[distinct], np.maximum.accumulate(np.clip(powers, 0, 1))[distinct]
-
-
 def repeated(left: Half, right: Half, times: int) -> Half:
     """Left half of the power F = 1 − f composed ``times`` times with itself: F∘…∘F."""
-    x, y = whole_power(left, right)
+    # The whole power from both halves: the inverse's (a, p) is the point (α, β) = (1 − p, a) of f.
+    x = np.concatenate([left.alphas, (1 - right.powers)[::-1], [1.0]])
+    y = np.concatenate([left.powers, (1 - right.alphas)[::-1], [1.0]])
+    x, y = (np.maximum.accumulate(np.clip(one, 0, 1)) for one in (x, y))
+    distinct = np.concatenate([[True], np.diff(x) > 0])
+    x, y = x[distinct], y[distinct]
     alphas, powers = x, y
     for _ in range(times - 1):
         # New corners are where the power so far takes the α of a corner of F.
@@ -149,24 +142,6 @@ def _hull(alphas: Array, powers: Array) -> Half:
             kept.pop()
         kept.append(j)
     return Half(alphas[kept], powers[kept])
-
-
-def double_conjugate(alphas: Array, betas: Array) -> tuple[Half, Half]:
-    """Halves of the largest convex function below the points (and below α + β = 1)."""
-    order = np.argsort(alphas, kind="stable")
-    x = np.concatenate([[0.0], np.asarray(alphas, dtype=float)[order], [1.0]])
-    y = np.concatenate([[1.0], np.asarray(betas, dtype=float)[order], [0.0]])
-    x, first = np.unique(x, return_inverse=True)
-    lowest = np.full(len(x), np.inf)
-    np.minimum.at(lowest, first, y)
-    hull = _hull(x, 1 - np.minimum.accumulate(lowest))
-    steep = np.diff(hull.powers) >= np.diff(hull.alphas)
-    turn = 1 + int(np.sum(steep))
-    left = Half(hull.alphas[:turn], hull.powers[:turn])
-    right = Half(1 - hull.powers[turn - 1 :][::-1], 1 - hull.alphas[turn - 1 :][::-1])
-    if right.alphas[0] > 0:
-        right = Half(np.append(0.0, right.alphas), np.append(right.powers[0], right.powers))
-    return left, right
 
 
 # Slopes beyond e^±700 leave the range of a double; the slopes inside bound f from below.
@@ -408,7 +383,19 @@ def through(alphas: ArrayLike, betas: ArrayLike) -> TradeOff:
         raise ValueError(f"one beta per alpha: shapes {x.shape} and {y.shape}")
     if np.any(~((x >= 0) & (x <= 1) & (y >= 0) & (y <= 1))):
         raise ValueError("error rates lie between 0 and 1")
-    left, right = double_conjugate(x, y)
+    # The halves of the largest convex function below the points and below α + β = 1.
+    order = np.argsort(x, kind="stable")
+    y = np.concatenate([[1.0], y[order], [0.0]])
+    x, first = np.unique(np.concatenate([[0.0], x[order], [1.0]]), return_inverse=True)
+    lowest = np.full(len(x), np.inf)
+    np.minimum.at(lowest, first, y)
+    hull = _hull(x, 1 - np.minimum.accumulate(lowest))
+    steep = np.diff(hull.powers) >= np.diff(hull.alphas)
+    turn = 1 + int(np.sum(steep))
+    left = Half(hull.alphas[:turn], hull.powers[:turn])
+    right = Half(1 - hull.powers[turn - 1 :][::-1], 1 - hull.alphas[turn - 1 :][::-1])
+    if right.alphas[0] > 0:
+        right = Half(np.append(0.0, right.alphas), np.append(right.powers[0], right.powers))
     return TradeOff(left.delta, right.delta)
 
 

@@ -237,11 +237,10 @@ class Outside:
 
     def tell(self, where: object, rows: int, remedy: str) -> None:
         """Warn the owner, on their machine, where the declarations do not fit a table."""
-        clipped, unknown = (
-            "outside the declared range, clipped to it",
-            "words that are not declared",
+        kinds = (
+            (self.clipped, "outside the declared range, clipped to it"),
+            (self.unknown, "words that are not declared"),
         )
-        kinds = (self.clipped, clipped), (self.unknown, unknown)
         every = ((name, count, what) for kind, what in kinds for name, count in kind.items())
         found = [f"{name}: {count} of {rows} {what}" for name, count, what in every]
         if found:
@@ -327,17 +326,14 @@ class Column(ABC):
         Args:
             decimal: the decimal separator, where entries are compared with ``codes``.
         """
-        words = entries.dtype == pl.String
-        text = entries.str.strip_chars() if words else entries
         absent = entries.is_null()
-        if words:
-            absent = absent | text.str.to_lowercase().is_in(list(MISSING_WORDS))
+        if entries.dtype == pl.String:
+            words = entries.str.strip_chars().str.to_lowercase()
+            absent = absent | words.is_in(list(MISSING_WORDS))
         elif entries.dtype.is_float():
             absent = absent | entries.is_nan().fill_null(False)
         if self.codes:
-            if words and decimal != ".":
-                text = text.str.replace_all(decimal, ".", literal=True)
-            coded = text.cast(pl.Float64, strict=False).is_in(list(self.codes))
+            coded = _pointed(entries, decimal).is_in(list(self.codes))
             # Text that is no number is no code; the encoding of the entry refuses it.
             absent = absent | coded.fill_null(False)
         return absent.fill_null(True)
@@ -1036,13 +1032,7 @@ def as_numbers(
     Raises:
         UndeclaredError: an entry is no finite number.
     """
-    if entries.dtype == pl.String:
-        text = entries.str.strip_chars()
-        if decimal != ".":
-            text = text.str.replace_all(decimal, ".", literal=True)
-        values = text.cast(pl.Float64, strict=False)
-    else:
-        values = entries.cast(pl.Float64, strict=False)
+    values = _pointed(entries, decimal)
     wrong = ~values.is_finite().fill_null(False) & ~absent
     if wrong.any():
         row = int(wrong.arg_true()[0])
@@ -1052,6 +1042,15 @@ def as_numbers(
     numbers: NDArray[np.float64] = values.to_numpy().astype(np.float64)
     hidden = absent.to_numpy()
     return np.where(hidden, np.nan, numbers) if hidden.any() else numbers
+
+
+def _pointed(entries: pl.Series, decimal: str) -> pl.Series:
+    """Entries as Float64; missing where they are no numbers."""
+    if entries.dtype == pl.String:
+        entries = entries.str.strip_chars()
+        if decimal != ".":
+            entries = entries.str.replace_all(decimal, ".", literal=True)
+    return entries.cast(pl.Float64, strict=False)
 
 
 def _words(entries: pl.Series) -> pl.Series:
@@ -1222,8 +1221,7 @@ class Encoder(Stored):
         for name, kind in self.columns:
             width = len(kind.titles(name))
             if width:
-                found = kind.encode(where, name, frame[name], first, noted)
-                features[:, at : at + width] = found
+                features[:, at : at + width] = kind.encode(where, name, frame[name], first, noted)
                 at += width
         return features if self.basis is None else self.basis.of(features)
 

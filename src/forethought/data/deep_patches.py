@@ -200,17 +200,14 @@ def first_filters(channels: int) -> Filters:
 
 
 @lru_cache(maxsize=8)
-def _pieces(filters: Filters, channels: int) -> tuple[tuple[Filters, Filters], ...]:
+def _pieces(filters: Filters, channels: int) -> tuple[tuple[Filters, ...], ...]:
     """Filters in pieces, plain and mirrored, whose responses fit into the processor's cache."""
     count, side = len(filters.filters), patches.PATCH
     mirrored = filters.filters.reshape(count, channels, side, side)[..., ::-1]
     views = filters.filters, np.ascontiguousarray(mirrored).reshape(count, -1)
+    parts = (slice(at, at + _PIECE) for at in range(0, count, _PIECE))
     return tuple(
-        (
-            Filters(views[0][at : at + _PIECE], filters.exponents[at : at + _PIECE]),
-            Filters(views[1][at : at + _PIECE], filters.exponents[at : at + _PIECE]),
-        )
-        for at in range(0, count, _PIECE)
+        tuple(Filters(view[part], filters.exponents[part]) for view in views) for part in parts
     )
 
 

@@ -105,7 +105,7 @@ def _scatter_planes(planes: torch.Tensor, filters: _Filters, out: torch.Tensor) 
         if j1 == J - 1:
             break
         inner = torch.fft.fft2(envelope)
-        block = filters.coarser(j1) * L
+        block = (J - 1 - j1) * L
         paths = out[:, second : second + L * block].view(-1, L, block, *filters.coarse)
         for j2 in range(j1 + 1, J):
             wave = _filtered(inner[:, :, None], filters.psi[j2][j1], 2 ** (j2 - j1))
@@ -157,9 +157,6 @@ class _Filters:
         self.coarse = (M // step - 2, N // step - 2)
         self.psi = _wavelets(M, N, scales, angles)
         self._rows, self._columns = _averages(M, scales), _averages(N, scales)
-
-    def coarser(self, scale: int) -> int:
-        return self.scales - 1 - scale
 
     def average(self, envelope: torch.Tensor, level: int) -> torch.Tensor:
         """φ * envelope on the coarse grid without its border; ``envelope`` is 2^level coarser."""

@@ -158,11 +158,9 @@ def images(
         size = part.stop - part.start
         field = 0.7 * noise * _smooth(random, (size, *shape), scale)
         field += 0.5 * noise * random.standard_normal((size, *shape))
-        for row in range(size):
-            index = start + row
-            down, right = moves[index]
-            view = prototypes[labels[index], which[index], :, down:, right:]
-            field[row] += view[:, :height, :width]
+        drawn = zip(field, labels[part], which[part], moves[part], strict=True)
+        for own, label, kind, (down, right) in drawn:
+            own += prototypes[label, kind, :, down : down + height, right : right + width]
         inputs[part] = np.clip(0.5 + field / 4, 0, 1)
     return Split(inputs, labels.astype(np.int64))
 
@@ -288,9 +286,8 @@ def write_share(dataset: Dataset, folder: Path) -> Path:
 
 
 def _within(number: str, low: float, high: float, _words: str) -> bool:
-    if not re.fullmatch(r"\d+(\.\d*)?|\.\d+", number):
-        return False
-    return low < float(number) <= high
+    written = re.fullmatch(r"\d+(\.\d*)?|\.\d+", number)
+    return written is not None and low < float(number) <= high
 
 
 def _by_column(

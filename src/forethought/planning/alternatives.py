@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
@@ -530,10 +531,11 @@ def _noise(
     while not fits(high):
         low, high = high, 2 * high
         if high > 1e4 * single:
-            least = _floor(trials)
+            kind = trials.kind.replace("-", " ").replace("poisson", "Poisson")
             raise PlanError(
-                f"no noise keeps the search within ε = {budget.epsilon:g}: {least}. Raise epsilon, "
-                "or lower the mean number of trials"
+                f"no noise keeps the search within ε = {budget.epsilon:g}: the {kind} number of "
+                f"trials, of mean {trials.mean:.3g}, costs that much by itself. Raise epsilon, or "
+                "lower the mean number of trials"
             )
     while low == high or fits(low):  # a search over hardly any trials may cost less than one run
         low, high = low / 1.5, low
@@ -543,11 +545,6 @@ def _noise(
         middle = math.sqrt(low * high)
         low, high = (low, middle) if fits(middle) else (middle, high)
     return high
-
-
-def _floor(trials: adaptive.Trials) -> str:
-    kind = "negative binomial" if isinstance(trials, adaptive.NegativeBinomialTrials) else "Poisson"
-    return f"the {kind} number of trials, of mean {trials.mean:.3g}, costs that much by itself"
 
 
 # Phases: a run continues with less noise and a new sample size until the accuracy is reached.
@@ -628,21 +625,25 @@ def next_phase(
     def total(size: float) -> Mechanism:
         return _behind(earlier, part(size), adjacency)
 
-    def fits(size: int) -> bool:
-        return exact.epsilon(total(size), budget.delta).upper <= budget.epsilon
-
     smallest = N if isinstance(like.sampling, FullBatch) else 1
-    if not fits(smallest):
+    if not _keeps(total(smallest), budget):
         spent = 0.0 if earlier is None else exact.epsilon(earlier, budget.delta).upper
         raise PlanError(
             f"{count} rounds with noise multiplier {sigma:g} do not fit into ε = "
             f"{budget.epsilon:g} after ε = {at_most(spent)} has been spent, even with sample size "
             f"{smallest}: raise the noise multiplier, run fewer rounds, or stop here"
         )
-    size = N if fits(N) else int(calibrate(total, budget, (smallest, N), integer=True, warn=False))
-    while not fits(size):  # the solver's interval of ε is narrower than that of a Statement
+    size = N
+    if not _keeps(total(N), budget):
+        size = int(calibrate(total, budget, (smallest, N), integer=True, warn=False))
+    # The solver's interval of ε is narrower than that of a Statement.
+    while not _keeps(total(size), budget):
         size -= 1
     return _stated(earlier, part(size), total(size), N, size, budget)
+
+
+def _keeps(mechanism: Mechanism, budget: Budget) -> bool:
+    return exact.epsilon(mechanism, budget.delta).upper <= budget.epsilon
 
 
 def _like(like: Rounds, sigma: float, count: int, sampling: Sampling) -> Rounds:
@@ -666,10 +667,9 @@ def _stated(
     budget: Budget,
 ) -> NextPhase:
     """The phase with its certified ε and the result of the closed form."""
-    found, remark = _closed_form(earlier, part, examples, size, budget)
     interval = exact.epsilon(total, budget.delta)
     warn_if_wide(interval)
-    return NextPhase(part, interval.upper, found, remark)
+    return NextPhase(part, interval.upper, *_closed_form(earlier, part, examples, size, budget))
 
 
 def _closed_form(
@@ -773,8 +773,7 @@ def plan_phases(
         raise PlanError(f"{plan.rounds} rounds do not make {count} phases: plan more rounds")
     if count == 1:
         return plan
-    like, budget = plan.mechanism.rounds[0], plan.budget
-    batch = max(1, round(like.sampling.expected_batch(plan.examples)))
+    budget = plan.budget
     if lengths is None:
         lengths = [plan.rounds // count + (j < plan.rounds % count) for j in range(count)]
     shares = [(2**j - 1) / (2**count - 1) for j in range(1, count + 1)]
@@ -782,13 +781,8 @@ def plan_phases(
         _epsilon_of(math.sqrt(share) * defaults.budget_mu(budget), budget) for share in shares[:-1]
     ]
     found: list[NextPhase] = []
-    done: Mechanism | None = None
     for length, target in zip(lengths, [*targets, budget.epsilon], strict=True):
-        within = Budget(target, budget.delta)
-        size = batch if not found else None
-        phase = _solved(plan, done, length, within, found, factor, size)
-        found.append(phase)
-        done = Mechanism(*(f.rounds for f in found), adjacency=plan.mechanism.adjacency)
+        found.append(_solved(plan, found, length, Budget(target, budget.delta), factor))
     why = tuple(
         (
             f"phase {j}",
@@ -804,22 +798,22 @@ def plan_phases(
         for j, f in enumerate(found, start=1)
     )
     kept = tuple(pair for pair in plan.reasons if pair[0] not in ("noise", "batch", "rounds"))
-    mechanism = Mechanism(*(f.rounds for f in found), adjacency=plan.mechanism.adjacency)
-    return plan.with_(mechanism=mechanism, reasons=(*kept, *why))
+    return plan.with_(mechanism=_of_phases(plan, found), reasons=(*kept, *why))
+
+
+def _of_phases(plan: Plan, found: Sequence[NextPhase]) -> Mechanism:
+    return Mechanism(*(phase.rounds for phase in found), adjacency=plan.mechanism.adjacency)
 
 
 def _solved(
-    plan: Plan,
-    done: Mechanism | None,
-    length: int,
-    within: Budget,
-    found: list[NextPhase],
-    factor: float,
-    size: int | None,
+    plan: Plan, found: Sequence[NextPhase], length: int, within: Budget, factor: float
 ) -> NextPhase:
+    """The phase after those found, with the least noise or the largest sample."""
     like = plan.mechanism.rounds[0]
     N, adjacency = plan.examples, plan.mechanism.adjacency
-    if size is None and not isinstance(like.sampling, FullBatch):
+    done = _of_phases(plan, found) if found else None
+    size = max(1, round(like.sampling.expected_batch(N)))
+    if found and not isinstance(like.sampling, FullBatch):
         sigma = factor * found[-1].rounds.noise_multiplier
         phase = next_phase(
             done, examples=N, rounds=length, noise_multiplier=sigma, budget=within, like=like
@@ -828,7 +822,7 @@ def _solved(
         if size < N:
             return phase
     # The sample size is given, or cannot grow: the noise is reduced until the budget is spent.
-    sampling = like.sampling.resized(size or N, N)
+    sampling = like.sampling.resized(size, N)
 
     def part(sigma: float) -> Rounds:
         return _like(like, sigma, length, sampling)
@@ -836,19 +830,16 @@ def _solved(
     def total(sigma: float) -> Mechanism:
         return _behind(done, part(sigma), adjacency)
 
-    def fits(sigma: float) -> bool:
-        return exact.epsilon(total(sigma), within.delta).upper <= within.epsilon
-
     most = found[-1].rounds.noise_multiplier if found else like.noise_multiplier
-    while not fits(most):
+    while not _keeps(total(most), within):
         most *= 1.5
     least = most / 1.5
-    while fits(least):
+    while _keeps(total(least), within):
         least /= 1.5
     sigma = calibrate(total, within, (0.9 * least, most), warn=False)
-    while not fits(sigma):
+    while not _keeps(total(sigma), within):
         sigma *= 1 + 1e-4  # the solver's interval of ε is narrower than that of a Statement
-    return _stated(done, part(sigma), total(sigma), N, size or N, within)
+    return _stated(done, part(sigma), total(sigma), N, size, within)
 
 
 def next_by_shortfall(progress: adaptive.Progress) -> Rounds | None:
@@ -874,14 +865,9 @@ def next_by_shortfall(progress: adaptive.Progress) -> Rounds | None:
         sampling = last.sampling.resized(size, progress.examples)
         return _like(last, sigma, times * last.count, sampling)
 
-    low = 0
-    high = progress.examples + 1
-    if isinstance(last.sampling, FullBatch):
-        low, high = (0, 1) if ledger.would_exceed(part(1, spread)) else (1, 2)
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if ledger.would_exceed(part(middle, spread)) else (middle, high)
-    return part(low, 1) if low else None
+    sizes = range(1, 2 if isinstance(last.sampling, FullBatch) else progress.examples + 1)
+    size = bisect_left(sizes, True, key=lambda size: ledger.would_exceed(part(size, spread)))
+    return part(size, 1) if size else None
 
 
 def _epsilon_of(mu: float, budget: Budget) -> float:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, NamedTuple, assert_never
+from typing import Any, NamedTuple
 
 import numpy as np
 import scipy  # scipy.signal loads at first use, since it takes half a second
@@ -165,26 +165,17 @@ def _mean_square(strategy: Strategy, count: int, momentum: float) -> float:
 
 def _through(work: Array, strategy: Strategy) -> Array:
     """The first column of AC⁻¹."""
-    match strategy:
-        case Banded():
-            return np.asarray(scipy.signal.lfilter([1.0], strategy.coefficients, work))
-        case BufferedToeplitz():
-            return _through_buffers(work, strategy)
-        case _:
-            assert_never(strategy)
+    if isinstance(strategy, BufferedToeplitz):
+        return _through_buffers(work, strategy)
+    return np.asarray(scipy.signal.lfilter([1.0], strategy.coefficients, work))
 
 
 def _through_buffers(work: Array, strategy: BufferedToeplitz) -> Array:
     # The power series of C is 1 + x Σ w_j/(1 − d_j x), a quotient of short polynomials.
-    below = np.ones(1)
-    for decay in strategy.decays:
-        below = np.convolve(below, [1.0, -decay])
+    below = np.poly(strategy.decays)
     above = below.copy()
     for place, weight in enumerate(strategy.weights):
-        others = np.ones(1)
-        for decay in (*strategy.decays[:place], *strategy.decays[place + 1 :]):
-            others = np.convolve(others, [1.0, -decay])
-        above[1:] += weight * others
+        above[1:] += weight * np.poly(strategy.decays[:place] + strategy.decays[place + 1 :])
     return np.asarray(scipy.signal.lfilter(below, above, work))
 
 

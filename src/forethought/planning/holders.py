@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from forethought.accounting import exact
@@ -122,19 +123,13 @@ def predict(
         budgets, speeds: of each client. times: of the simulation, for the federation's own local
             rounds.
     """
-    known: dict[int, ClientCost] = {}
+    known: dict[int, partial[ClientCost]] = {}
     clients = []
     for client, member in enumerate(federation.members):
         if member.plan not in known or not _alike(federation):
-            known[member.plan] = _cost(federation, client, budgets[client], speeds[client])
-        clients.append(
-            replace(
-                known[member.plan],
-                name=member.name,
-                budget=budgets[client],
-                speed=float(speeds[client]),
-            )
-        )
+            known[member.plan] = _cost(federation, client)
+        budget, speed = budgets[client], float(speeds[client])
+        clients.append(known[member.plan](name=member.name, budget=budget, speed=speed))
     splits = tuple(_splits(federation, times))
     seconds = next(split.seconds for split in splits if split.chosen)
     return FederatedPlan(federation, tuple(clients), splits, seconds, tuple(_notes(federation)))
@@ -177,7 +172,8 @@ def _alike(federation: Federation) -> bool:
     ) == len({member.plan for member in federation.members})
 
 
-def _cost(federation: Federation, client: int, budget: Budget, speed: float) -> ClientCost:
+def _cost(federation: Federation, client: int) -> partial[ClientCost]:
+    """The costs that follow from a client's plan, without its name, budget and speed."""
     plan, updates = federation.plan(client), federation.updates(client)
     rounds = federation.first_round(updates)
     own = client_statement(federation, client)
@@ -188,11 +184,9 @@ def _cost(federation: Federation, client: int, budget: Budget, speed: float) -> 
     if federation.phases:
         first = federation.planned(client)
         rounds = len(first)
-    return ClientCost(
-        name=federation.members[client].name,
+    return partial(
+        ClientCost,
         examples=plan.examples,
-        budget=budget,
-        speed=speed,
         batch=first.rounds[0].sampling.expected_batch(plan.examples),
         rounds=rounds,
         updates=updates,
@@ -213,10 +207,11 @@ def _splits(federation: Federation, times: simulator.Times) -> list[RoundSplit]:
     wanted: set[LocalRounds] = {federation.local_rounds}
     if federation.exchanged == "weights" and not (federation.phases or federation.sizes):
         wanted |= {1, an_epoch, 2 * an_epoch, 5 * an_epoch, total}
+    lengths = [total, *(plan.rounds for plan in federation.plans)]
     found = []
     for local in wanted:
         rounds = updates_of(local, total)
-        if any(first_round(local, updates_of(local, n)) != n for n in _lengths(federation, total)):
+        if any(first_round(local, updates_of(local, n)) != n for n in lengths):
             continue
         other = replace(federation, local_rounds=local, rounds=rounds)
         slower = total / rounds / mean
@@ -234,10 +229,6 @@ def _splits(federation: Federation, times: simulator.Times) -> list[RoundSplit]:
             )
         )
     return sorted(found, key=lambda split: split.local_epochs)
-
-
-def _lengths(federation: Federation, total: int) -> list[int]:
-    return [total, *(plan.rounds for plan in federation.plans)]
 
 
 def _notes(federation: Federation) -> list[str]:
@@ -367,14 +358,13 @@ def predict_gossip(
         NetworkViewError: no theorem covers the view of these observers in this gossip.
     """
     idle = _idle(gossip, times)
-    known: dict[int, WorkerCost] = {}
+    known: dict[int, partial[WorkerCost]] = {}
     workers = []
     for worker, member in enumerate(gossip.members):
         if member.plan not in known:
-            known[member.plan] = _worker_cost(gossip, worker, budgets[worker])
+            known[member.plan] = _worker_cost(gossip, worker)
         workers.append(
-            replace(
-                known[member.plan],
+            known[member.plan](
                 name=member.name,
                 budget=budgets[worker],
                 network_epsilon=_seen(gossip, worker, observers),
@@ -422,7 +412,8 @@ def headroom(gossip: Gossip, worker: int) -> tuple[float, float]:
     return short.upper, all_of_them.upper
 
 
-def _worker_cost(gossip: Gossip, worker: int, budget: Budget) -> WorkerCost:
+def _worker_cost(gossip: Gossip, worker: int) -> partial[WorkerCost]:
+    """The costs that follow from a worker's plan, without what is its own."""
     plan = gossip.plan(worker)
     first = plan.mechanism.first(gossip.updates(worker))
     short, whole_plan = headroom(gossip, worker)
@@ -430,10 +421,9 @@ def _worker_cost(gossip: Gossip, worker: int, budget: Budget) -> WorkerCost:
         paper: float | None = as_in_the_paper(gossip, worker).upper
     except GossipError:
         paper = None
-    return WorkerCost(
-        name="",
+    return partial(
+        WorkerCost,
         examples=plan.examples,
-        budget=budget,
         batch=first.rounds[0].sampling.expected_batch(plan.examples),
         rounds=gossip.rounds,
         cap=gossip.updates(worker),
@@ -442,9 +432,6 @@ def _worker_cost(gossip: Gossip, worker: int, budget: Budget) -> WorkerCost:
         epsilon_without_headroom=short,
         outsider_epsilon=worker_statement(gossip, worker, "outsider").guarantee,
         paper_epsilon=paper,
-        network_epsilon=None,
-        expected_rounds=0,
-        busy=0.0,
     )
 
 

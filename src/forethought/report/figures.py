@@ -230,12 +230,14 @@ def draw_utility(graph: UtilityGraph, folder: Path, tolerance: float = 0.1) -> l
 
 def draw_utility_curves(graph: UtilityGraph, path: Path, tolerance: float = 0.1) -> Path:
     """Draw F(w + n)/F(w) against σ, a curve per clip norm, with one standard deviation of draws."""
+    from matplotlib import colormaps
+
     figure, axes = new_axes(
         "What noise leaves of the accuracy", "noise multiplier σ", "accuracy fraction F(w+n)/F(w)"
     )
     count = len(graph.clip_norms)
     rows = np.unique(np.linspace(0, count - 1, min(count, MOST_CURVES)).round().astype(int))
-    colours = _colours(len(rows))
+    colours = colormaps["viridis"](np.linspace(0, 0.88, len(rows)))
     for row, colour in zip(rows, colours, strict=True):
         mean, spread = graph.mean[row], graph.spread[row]
         label = f"{graph.clip_norms[row]:.3g}  ({graph.noiseless[row]:.1%})"
@@ -377,9 +379,3 @@ def _plain_ticks(axes: Axes, name: str) -> None:
     axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axis.set_minor_formatter(NullFormatter())
-
-
-def _colours(count: int) -> list[Any]:
-    from matplotlib import colormaps
-
-    return [colormaps["viridis"](at) for at in np.linspace(0, 0.88, count)]

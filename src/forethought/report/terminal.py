@@ -295,12 +295,11 @@ def show_result(
     too_wide: Sequence[str] = (),
 ) -> None:
     """Print the result, the statement in three sentences, and where the run folder is."""
-    parts = (
-        []
-        if accuracy is None or results is not None
-        else [f"accuracy on held-out data {accuracy:.1%}"]
-    )
-    parts += [] if seconds is None else [f"trained in {seconds:.1f} s"]
+    parts = []
+    if accuracy is not None and results is None:
+        parts.append(f"accuracy on held-out data {accuracy:.1%}")
+    if seconds is not None:
+        parts.append(f"trained in {seconds:.1f} s")
     if parts:
         console.print(f"\n[bold]Result[/bold]  {', '.join(parts)}")
     show_figures(console, results)

@@ -665,8 +665,8 @@ def _alike(sums: Sequence[PrivateSum], records: Sequence[Records]) -> bool:
     This holds for clipped examples in tensors of one shape, with one norm, rule and loss, and
     without augmentation, micro-batches, batch dimensions or several processes.
     """
-    lead = sums[0].rounds
-    return all(
+    lead, like = sums[0].rounds, records[0]
+    return isinstance(like, TensorRecords) and all(
         isinstance(one.round.contribution, Examples)
         and one.round.augmentation is None
         and one.round.clip_norm == sums[0].round.clip_norm
@@ -677,13 +677,9 @@ def _alike(sums: Sequence[PrivateSum], records: Sequence[Records]) -> bool:
         and one.rounds.team.size == 1
         and one.rounds.layout.names == lead.layout.names
         and isinstance(own, TensorRecords)
-        and own.inputs.shape[1:] == _inputs(records[0])
+        and own.inputs.shape[1:] == like.inputs.shape[1:]
         for one, own in zip(sums, records, strict=True)
     )
-
-
-def _inputs(records: Records) -> torch.Size | None:
-    return records.inputs.shape[1:] if isinstance(records, TensorRecords) else None
 
 
 def share_of(
