@@ -8,6 +8,7 @@ from scipy import stats
 
 from forethought.accounting.tradeoff import gaussian
 from forethought.auditing.attack import LEVEL, Games, JointErrors
+from forethought.auditing.exact_tests import share_at_most
 
 CLAIM = gaussian(1.0)
 
@@ -60,5 +61,5 @@ def test_it_is_tighter_than_two_intervals() -> None:
         np.r_[np.ones(false), np.zeros(1_000 - false)],
         np.r_[np.zeros(missed), np.ones(1_000 - missed)],
     )
-    upper = games.at_most(0.5, LEVEL)
+    upper = games.ends(share_at_most, 0.5, LEVEL)
     assert upper[1] > CLAIM(upper[0]) - 0.05

@@ -135,6 +135,7 @@ def test_options_reach_the_model():
         ("linear", {"output": 1}, "Did you mean 'outputs'"),
         ("mlp", {"activation": "rellu"}, "Did you mean 'relu'"),
         ("mlp", {"hidden": [0]}, "hidden must be"),
+        ("mlp", {"hidden": 0.5}, "hidden must be"),
         ("lenet5", {"pooling": "mean"}, "'average' or 'max'"),
         ("no_such_module:net", {}, "importing no_such_module failed with ModuleNotFoundError"),
         ("math:sqroot", {}, "Did you mean 'sqrt'"),

@@ -35,7 +35,7 @@ from scipy.special import bdtr
 from forethought.accounting.exact import epsilon
 from forethought.accounting.interval import bisected
 from forethought.accounting.tradeoff import TradeOff, tradeoff
-from forethought.auditing.canaries import LARGE, CanaryRecords, CheckSizes, observe, scaled
+from forethought.auditing.canaries import LARGE, CanaryRecords, CheckSizes, kept, scaled, with_parts
 from forethought.auditing.exact_tests import share_at_least, share_at_most
 from forethought.auditing.noise import applied, correlated, scales
 from forethought.auditing.verdict import AttackPoint, AttackSummary, Finding, smallest
@@ -181,15 +181,13 @@ def simulate(
     generator: np.random.Generator,
 ) -> Array:
     """Simulated coordinates of a sound run for a record with this contribution, (rounds, games)."""
-    seen = np.empty((len(noise), games))
-    first = 0
+    seen: list[Array] = []
     for part in mechanism:
         taken = _participation(part, games, generator)
         drawn = correlated(part, generator.standard_normal((part.count, games)))
-        for t in range(part.count):
-            seen[first + t] = contribution * taken[t] + noise[first + t] * drawn[t]
-        first += part.count
-    return seen
+        scale = np.array(noise[len(seen) :][: part.count])[:, None]
+        seen += list(contribution * taken + scale * drawn)
+    return np.array(seen)
 
 
 def _participation(part: Rounds, games: int, generator: np.random.Generator) -> Array:
@@ -385,13 +383,8 @@ def games_of(plan: Plan, seen: Array, there: NDArray[np.bool_]) -> Games:
 def orthogonal_games(plan: Plan, canaries: int, generator: np.random.Generator) -> Games:
     """Play one training; every canary is a game. Arguments as for :func:`drawn_canaries`."""
     records, there = drawn_canaries(plan, canaries, generator)
-    seen = np.empty((plan.rounds, canaries))
-
-    def see(t: int, total: Array) -> None:
-        seen[t] = total[:canaries]
-
-    norms = observe(plan, records, see)
-    return games_of(plan, seen / np.array(norms)[:, None], there)
+    seen, norms = kept(plan, records, lambda total: total[:canaries])
+    return games_of(plan, np.array(seen) / np.array(norms)[:, None], there)
 
 
 def directed_games(plan: Plan, games: int, generator: np.random.Generator) -> Games:
@@ -416,13 +409,8 @@ def _directed_game(plan: Plan, there: bool) -> float:
         if adjacency == "add-or-remove":
             plan, weight = _one_less(plan), weight[:-1]
     records = CanaryRecords(np.zeros(len(weight), dtype=np.int64), weight, plan.clip.norm * 1e3, 1)
-    seen = np.empty((plan.rounds, 1))
-
-    def see(t: int, total: Array) -> None:
-        seen[t] = total / plan.clip.norm
-
-    observe(plan, records, see)
-    return _directed_score(plan, seen)
+    seen, _ = kept(plan, records, lambda total: total / plan.clip.norm)
+    return _directed_score(plan, np.array(seen))
 
 
 def _one_less(plan: Plan) -> Plan:
@@ -433,8 +421,7 @@ def _one_less(plan: Plan) -> Plan:
             batch = sampling.expected_batch(plan.examples)
             sampling = sampling.resized(batch, plan.examples - 1)
         parts.append(replace(part, sampling=sampling))
-    mechanism = Mechanism(*parts, adjacency=plan.mechanism.adjacency)
-    return plan.with_(mechanism=mechanism, examples=plan.examples - 1)
+    return with_parts(plan, parts, plan.examples - 1)
 
 
 def _directed_score(plan: Plan, seen: Array) -> float:
@@ -485,12 +472,10 @@ def _few_records(plan: Plan) -> Plan:
     part = plan.mechanism.rounds[0]
     sampling = scaled(part.sampling, plan.examples, examples)
     rounds = replace(part, count=min(SHORT, part.count), sampling=sampling)
-    mechanism = Mechanism(rounds, adjacency=plan.mechanism.adjacency)
-    clip = plan.clip
+    small, clip = with_parts(plan, [rounds], examples), plan.clip
     if clip.rule != "quantile":
-        clip = Clip(clip.norm, final=clip.final)
-    small = plan.with_(mechanism=mechanism, examples=examples, clip=clip)
-    return shortened(small, rounds.count)
+        small = small.with_(clip=Clip(clip.norm, final=clip.final))
+    return small.with_(augmentation=None)
 
 
 def judge(plan: Plan, games: Games, distance: tuple[float, float]) -> tuple[Finding, DecisionRule]:
@@ -659,17 +644,14 @@ class Games:
         false, missed = self.errors(threshold)
         return false / max(1, len(self.outside)), missed / max(1, len(self.inside))
 
-    def at_most(self, threshold: float, level: float) -> tuple[float, float]:
-        """Upper ends for both error rates; both hold with chance at least 1 − level."""
-        return self._ends(share_at_most, threshold, level)
-
-    def at_least(self, threshold: float, level: float) -> tuple[float, float]:
-        """Lower ends for both error rates; both hold with chance at least 1 − level."""
-        return self._ends(share_at_least, threshold, level)
-
-    def _ends(
+    def ends(
         self, end: Callable[..., float], threshold: float, level: float
     ) -> tuple[float, float]:
+        """Ends for both error rates; both hold with chance at least 1 − level.
+
+        Args:
+            end: ``share_at_most`` for upper ends, ``share_at_least`` for lower ones.
+        """
         false, missed = self.errors(threshold)
         return (
             end(false, len(self.outside), level / 2, self.independent),
@@ -753,7 +735,7 @@ def epsilon_interval(
     threshold = chosen.thresholds[0]
     errors = joint(games, threshold, chosen.slopes[0])
     upper = critical_noise(lambda scaled: errors.p_value(tradeoff(scaled)) < LEVEL, mechanism)
-    false, missed = games.at_least(threshold, LEVEL)
+    false, missed = games.ends(share_at_least, threshold, LEVEL)
     lower = critical_noise(lambda scaled: missed < tradeoff(scaled)(false), mechanism)
     shown = shown_epsilon(mechanism, upper, delta)
     return (shown, max(shown, shown_epsilon(mechanism, lower, delta))), upper
@@ -764,7 +746,8 @@ def points(games: Games, count: int = 24, level: float = 0.05) -> tuple[AttackPo
     quantiles = np.quantile(games.labelled[0], np.linspace(0.02, 0.98, count))
     found = []
     for threshold in map(float, np.unique(quantiles)):
-        low, high = (end(threshold, level / count) for end in (games.at_least, games.at_most))
+        sides = (share_at_least, share_at_most)
+        low, high = (games.ends(side, threshold, level / count) for side in sides)
         found.append(AttackPoint(*games.rates(threshold), *zip(low, high, strict=True)))
     return tuple(found)
 

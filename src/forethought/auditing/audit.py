@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 from torch import nn
@@ -24,7 +24,7 @@ from forethought.auditing.noise import noise
 from forethought.auditing.participation import participation
 from forethought.auditing.replay import replayed
 from forethought.auditing.sensitivity import model_sensitivity, planted_sensitivity
-from forethought.auditing.verdict import FOR_THE_OPERATOR, Audit, Finding
+from forethought.auditing.verdict import FOR_THE_OPERATOR, Audit, CheckName, Finding
 from forethought.rounds.contributions import Loss, default_loss
 from forethought.rounds.records import Records, as_records
 from forethought.training.records import arranged, opened, usual_loss
@@ -36,7 +36,7 @@ FALSE_ALARM = 1e-4
 # Number of the user's records with which rounds are replayed.
 MODEL_RECORDS = 200
 
-STEPS = ("replay", "participation", "noise", "sensitivity", "attack")
+STEPS = len(get_args(CheckName))
 
 
 def audit(
@@ -104,17 +104,17 @@ def audit(
     # Planted gradients have unusual sizes, so warnings about them do not help the user.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        tell(0, len(STEPS))
+        tell(0, STEPS)
         short = replayed(planted if model is None else plan, model, few, loss)
         found += short.findings()
         notes += [f"not replayed: {reason}" for reason in short.refusals]
-        tell(1, len(STEPS))
+        tell(1, STEPS)
         found += participation(planted, sizes, generator)
         if plan.examples > sizes.population:
             notes.append(f"the dry run drew from {sizes.population:,} of {plan.examples:,} records")
-        tell(2, len(STEPS))
+        tell(2, STEPS)
         found += noise(planted, sizes, generator)
-        tell(3, len(STEPS))
+        tell(3, STEPS)
         found.append(planted_sensitivity(planted))
         if model is not None and records is not None:
             chosen = loss or default_loss(records.take(np.arange(1))[1])
@@ -122,11 +122,11 @@ def audit(
             notes.append(FOR_THE_OPERATOR)
         else:
             notes.append("no model and no data were given: only planted models were audited")
-        tell(4, len(STEPS))
+        tell(4, STEPS)
         attacked, summary, more = attack(planted, sizes, generator)
         found += attacked
         notes += more
-    tell(len(STEPS), len(STEPS))
+    tell(STEPS, STEPS)
     return Audit(tuple(found), share, summary, round(time.perf_counter() - start, 2), tuple(notes))
 
 

@@ -10,7 +10,7 @@ of an ordinary run, because the audit calls ``train``.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import partial
@@ -137,13 +137,18 @@ RECORDER = Optimizer(f"{__name__}:Recorder", 1.0, ())
 
 
 @contextmanager
-def watching(watch: Watch) -> Iterator[None]:
-    """A context whose recorders hand their gradients to ``watch``, in the parameters' order."""
-    token = _WATCHING.set(watch)
+def holding(variable: ContextVar[Any], value: Any) -> Iterator[None]:
+    """A context in which a context variable has this value."""
+    token = variable.set(value)
     try:
         yield
     finally:
-        _WATCHING.reset(token)
+        variable.reset(token)
+
+
+def watching(watch: Watch) -> AbstractContextManager[None]:
+    """A context whose recorders hand their gradients to ``watch``, in the parameters' order."""
+    return holding(_WATCHING, watch)
 
 
 def recorded_plan(plan: Plan) -> Plan:
@@ -242,3 +247,12 @@ def observe(
     with watching(watched_sums(plan, see)):
         run = train(records.model(), records.data, plan, diagnostics=False, **options)
     return [row.clip_norm for row in run.history] if moving else [plan.clip.norm] * plan.rounds
+
+
+def kept(
+    plan: Plan, records: CanaryRecords, keep: Callable[[NDArray[Any]], Any], **options: Any
+) -> tuple[list[Any], list[float]]:
+    """The results of ``keep`` for each noised sum, and the clip norms; see :func:`observe`."""
+    found: list[Any] = []
+    norms = observe(plan, records, lambda _index, total: found.append(keep(total)), **options)
+    return found, norms

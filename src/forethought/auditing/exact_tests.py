@@ -93,8 +93,7 @@ def uniform_p(uniforms: ArrayLike) -> float:
 
     On the normal scale both tests are exact: Σz/√n is normal, Σz² is χ² with n degrees of freedom.
     """
-    z = ndtri(np.asarray(uniforms, dtype=float).reshape(-1))
-    return normal_p(z)
+    return normal_p(ndtri(np.asarray(uniforms, dtype=float).reshape(-1)))
 
 
 def normal_p(z: Array) -> float:

@@ -74,13 +74,8 @@ def standardised(plan: Plan, coordinates: int, **options: Any) -> list[Array]:
     records = canaries.CanaryRecords(
         place, weight, plan.clip.norm / 1000, coordinates + plan.examples
     )
-    kept: list[Array] = []
-
-    def see(_index: int, total: Array) -> None:
-        kept.append(total[-coordinates:].copy())
-
-    norms = canaries.observe(plan, records, see, **options)
-    numbers = [total / scale for total, scale in zip(kept, scales(plan, norms), strict=True)]
+    seen, norms = canaries.kept(plan, records, lambda total: total[-coordinates:], **options)
+    numbers = [total / scale for total, scale in zip(seen, scales(plan, norms), strict=True)]
     return whitened(plan.mechanism, numbers)
 
 

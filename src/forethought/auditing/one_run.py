@@ -17,8 +17,7 @@ from __future__ import annotations
 import copy
 import time
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -29,7 +28,7 @@ from torch import nn
 from forethought.accounting.tradeoff import tradeoff
 from forethought.auditing import attack
 from forethought.auditing.audit import FALSE_ALARM, own_records
-from forethought.auditing.canaries import LARGE, ROWS
+from forethought.auditing.canaries import LARGE, ROWS, holding
 from forethought.auditing.verdict import AttackSummary, Audit, Finding
 from forethought.gradients.batches import call
 from forethought.rounds.contributions import Loss, default_loss
@@ -216,7 +215,7 @@ def _games(
     before = losses(trained.model, usual, inputs, wrong, chosen)
     told = None if progress is None else lambda event: progress(event.round, plan.rounds)
     options: dict[str, Any] = {"diagnostics": False, "log_every": plan.rounds, "progress": told}
-    with _shown(table, seen):
+    with holding(WITNESS, (lambda *_: _Listener(table, seen)) if table else None):
         run = train(trained, ({**masks, "inputs": inputs}, wrong), plan, loss=value, **options)
     if canaries == "inputs":
         assert isinstance(run.model, Canaried)
@@ -256,21 +255,11 @@ def losses(
     return np.asarray(np.concatenate(found), dtype=np.float64)
 
 
-@contextmanager
-def _shown(rows: int, seen: list[tuple[float, Array]]) -> Iterator[None]:
-    """A context in which every round appends its clip norm and the noised sum to ``seen``.
-
-    The sum is that of the table's first ``rows``; with 0 rows nothing is kept.
-    """
-    token = WITNESS.set((lambda rounds, secrets: _Listener(rows, seen)) if rows else None)
-    try:
-        yield
-    finally:
-        WITNESS.reset(token)
-
-
 class _Listener:
-    """A :class:`forethought.rounds.private_sum.Witness` that uses released sums only."""
+    """A :class:`forethought.rounds.private_sum.Witness` that uses released sums only.
+
+    It appends the clip norm and the noised sum of the table's first ``rows`` to ``seen``.
+    """
 
     def __init__(self, rows: int, seen: list[tuple[float, Array]]) -> None:
         self._rows, self._seen = rows, seen

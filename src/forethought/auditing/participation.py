@@ -421,16 +421,14 @@ def dry_run(plan: Plan, seed: int | None = None) -> DryRun:
         weight = np.full(examples, LARGE)
         unit = LARGE * norm * math.ceil(math.sqrt(examples))
     records = canaries.CanaryRecords(np.arange(examples), weight.astype(np.int64), unit, examples)
-    members: list[Indices] = []
-    values: list[NDArray[np.float64]] = []
 
-    def see(_index: int, total: NDArray[np.float64]) -> None:
-        found = np.flatnonzero(total)
-        members.append(found)
-        values.append(total[found])
+    def taken(total: NDArray[np.float64]) -> tuple[Indices, NDArray[np.float64]]:
+        there = np.flatnonzero(total)
+        return there, total[there]
 
-    norms = canaries.observe(plan, records, see, seed=seed)
-    return DryRun(plan, tuple(members), tuple(values), tuple(norms))
+    found, norms = canaries.kept(plan, records, taken, seed=seed)
+    members, values = zip(*found, strict=True)
+    return DryRun(plan, members, values, tuple(norms))
 
 
 def participation(

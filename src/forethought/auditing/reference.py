@@ -324,7 +324,8 @@ def summed(
     reach, shorter = np.zeros(reference.size), np.zeros(reference.size)
     rows: list[Array] = []
     loose: list[float] = []
-    found = ReferenceSum(total.value, reach, shorter, None, [])
+    norms: list[tuple[float, float]] = []
+    longest = 0.0
     for part in parts:
         wanted = None if part.indices is None else set(part.indices.tolist())
         looks: list[_Look] | None = None
@@ -332,7 +333,7 @@ def summed(
             if wanted is not None and not (set(batch[places].tolist()) <= wanted):
                 continue
             if not len(places):
-                found.norms.append((0.0, 0.0))
+                norms.append((0.0, 0.0))
                 continue
             if seeds is not None:
                 places = places[np.argsort(batch[places], kind="stable")]
@@ -353,19 +354,16 @@ def summed(
             if factor < 1:
                 shorter += LOOSE * np.abs(first)
             total.add(first)
-            found.longest = max(found.longest, float(np.linalg.norm(first)))
+            longest = max(longest, float(np.linalg.norm(first)))
             lengths = [length for _, length, _ in clipped]
             least, most = min(lengths), max(lengths)
             spread = 2 * (most - least) + 2.0**-20 * most if math.isfinite(most) else 0.0
-            found.norms.append((least - spread, (most + spread) * (1 + LOOSE)))
+            norms.append((least - spread, (most + spread) * (1 + LOOSE)))
             if keep:
                 rows.append(first)
                 loose.append(LOOSE if factor < 1 else 0.0)
-    found.middle = total.value
-    if keep:
-        found.rows = np.array(rows).reshape(len(rows), reference.size)
-        found.loose = np.array(loose)
-    return found
+    kept = np.array(rows).reshape(len(rows), reference.size) if keep else None
+    return ReferenceSum(total.value, reach, shorter, kept, norms, longest, np.array(loose))
 
 
 class _ExactSum:
@@ -515,10 +513,7 @@ class _Look:
         self._kind, self._loss, self._dtype, self._nudge = one.contribution, part.loss, dtype, nudge
         self._dims = part.dims
         self._seed = seed
-        self.model = copy.deepcopy(part.model)
-        self.model.to("cpu")
-        if dtype is not None:
-            self.model.to(dtype)
+        self.model = copy.deepcopy(part.model).to("cpu", dtype)
         self._signs = np.random.default_rng(seed)
         with torch.no_grad():
             for tensor in (*self.model.parameters(), *self.model.buffers()):
@@ -546,10 +541,8 @@ class _Look:
         def ready(leaf: Any) -> Any:
             if not isinstance(leaf, Tensor):
                 return leaf
-            leaf = leaf.detach().cpu().clone()
-            if leaf.is_floating_point() and self._dtype is not None:
-                leaf = leaf.to(self._dtype)
-            return leaf
+            dtype = self._dtype if leaf.is_floating_point() else None
+            return leaf.detach().to("cpu", dtype, copy=True)
 
         inputs = torch.utils._pytree.tree_map(ready, inputs)
         for leaf in torch.utils._pytree.tree_leaves(inputs):

@@ -23,7 +23,7 @@ import torch
 from numpy.typing import NDArray
 
 from forethought.auditing import reference
-from forethought.auditing.canaries import evenly, scaled, with_parts
+from forethought.auditing.canaries import evenly, holding, scaled, with_parts
 from forethought.auditing.verdict import Finding, certain
 from forethought.rounds.private_sum import WITNESS, NoisedSum, PrivateRounds, PrivateSum
 from forethought.rounds.randomness import Secrets
@@ -137,11 +137,8 @@ def replaying(rounds: Collection[int] | None = None) -> Iterator[Replay]:
         rounds: numbers of the rounds to replay; None: all.
     """
     replay = Replay(rounds)
-    token = WITNESS.set(replay.begin)
-    try:
+    with holding(WITNESS, replay.begin):
         yield replay
-    finally:
-        WITNESS.reset(token)
 
 
 class _Witness:
@@ -160,7 +157,7 @@ class _Witness:
         self._key = secrets.noise
         self._correlated = any(isinstance(part, Correlated) for part in rounds.privacy.mechanism)
         self._parts: list[reference.Part] = []
-        self._inputs, self._last = b"", b""
+        self._inputs = b""
         self._indices: Any = None
         self._records: Any = None
         self._sum: Array | None = None
@@ -174,12 +171,12 @@ class _Witness:
     def met(self, total: PrivateSum, model: Any, records: Any, indices: Any) -> None:
         """Keep a copy of the model, and the records to be added."""
         if self._sum is not None:
-            self._parts, self._inputs, self._last, self._sum = [], b"", b"", None
+            self._parts, self._inputs, self._sum = [], b"", None
         wanted = self._wanted(total.round.index)
         if wanted or self._correlated:
             name = reference.inputs_of(model)
-            if name != self._last:
-                self._inputs, self._last = self._inputs + name, name
+            if not self._inputs.endswith(name):
+                self._inputs += name
         if wanted:
             some = None if indices is None else np.asarray(indices, dtype=np.int64)
             self._indices, self._records = total.indices.copy(), records
@@ -193,7 +190,7 @@ class _Witness:
     def summed(self, chosen: Round, vector: torch.Tensor, count: float | None) -> None:
         """Keep the sum and the count."""
         if self._sum is not None:  # nothing was added to this round
-            self._parts, self._inputs, self._last = [], b"", b""
+            self._parts, self._inputs = [], b""
         self._sum, self._count = vector.detach().cpu().numpy().copy(), count
 
     def released(self, noised: NoisedSum) -> None:

@@ -54,11 +54,7 @@ def state_of(model: nn.Module) -> dict[str, Any]:
 
 def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
     """Names of entries that are new, missing or different."""
-    return sorted(
-        name
-        for name in {*before, *after}
-        if name not in before or name not in after or before[name] != after[name]
-    )
+    return sorted(name for name in {*before, *after} if before.get(name) != after.get(name))
 
 
 def _frozen(value: Any, depth: int = 0) -> Any:
@@ -131,14 +127,11 @@ def planted_distance(plan: Plan) -> float:
 
 def _planted_sum(plan: Plan, clip: Clip, weight: NDArray[np.int64]) -> float:
     records = canaries.CanaryRecords(weight * 0, weight, 1e3 * clip.norm, canaries.ROWS)
-    kept: list[float] = []
-
-    def see(_index: int, total: Array) -> None:
-        kept.append(float(total[0]))
-
     # One seed for all sums, so that the other records are in the same groups.
-    canaries.observe(full_batch(plan, len(weight), clip), records, see, seed=0)
-    return kept[0]
+    (seen,), _ = canaries.kept(
+        full_batch(plan, len(weight), clip), records, lambda total: total[0], seed=0
+    )
+    return float(seen)
 
 
 def planted_sensitivity(plan: Plan) -> Finding:

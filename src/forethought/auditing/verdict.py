@@ -7,11 +7,11 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from forethought.values.serialisation import plain
 
-CheckName = Literal["replay", "participation", "noise", "attack", "sensitivity"]
+CheckName = Literal["replay", "participation", "noise", "sensitivity", "attack"]
 SCHEMA = "forethought/audit/1"
 
 NO_GUARANTEE = (
@@ -136,7 +136,7 @@ class Audit:
         Causes come before consequences (noise and participation before the attack that they make
         possible), and within a check violated certainties before improbable measurements.
         """
-        order = ("replay", "participation", "noise", "sensitivity", "attack")
+        order = get_args(CheckName)
         ranked = sorted(
             self.refuting, key=lambda f: (order.index(f.check), f.p_value is not None, f.p_value)
         )

@@ -24,22 +24,14 @@ if TYPE_CHECKING:
     from forethought.convex.problems import SmoothedHinge as SmoothedHinge
     from forethought.convex.problems import SoftmaxRegression as SoftmaxRegression
 
-_HOME = {
-    **dict.fromkeys(("Descended", "bounded_rows", "descend"), "descent"),
-    **dict.fromkeys(("descend_steered", "descend_unprotected"), "descent"),
-    **dict.fromkeys(("DescentPlan", "plan"), "planning"),
-    **dict.fromkeys(
-        (
-            "DeclaredLoss",
-            "HuberRegression",
-            "LinearRegression",
-            "LogisticRegression",
-            "SmoothedHinge",
-            "SoftmaxRegression",
-        ),
-        "problems",
-    ),
+# Module → the public names that it holds.
+_HELD = {
+    "descent": "Descended bounded_rows descend descend_steered descend_unprotected",
+    "planning": "DescentPlan plan",
+    "problems": "DeclaredLoss HuberRegression LinearRegression LogisticRegression SmoothedHinge "
+    "SoftmaxRegression",
 }
+_HOME = {name: module for module, held in _HELD.items() for name in held.split()}
 
 __all__ = ["schedules", *sorted(_HOME)]  # noqa: PLE0604 (all strings)
 

@@ -511,20 +511,30 @@ NEWEST = 0.3
 RATIO, MOST_SHARE = 1.0, 0.25
 
 
-@dataclass
 class _StepwiseRun:
-    """A run whose rounds are chosen one after the other."""
+    """A run whose rounds are chosen one after the other, with steps of 1/(2M)."""
 
-    problem: problems.Problem
-    records: BoundedRecords
-    model: LinearModel
-    path: Path
-    clip_norm: float
-    delta: float
-    adjacency: Adjacency
-    seeds: Seeds
-    transcript: Transcript
-    seeded: bool = False
+    def __init__(
+        self,
+        problem: problems.Problem,
+        features: Any,
+        targets: Any,
+        delta: float,
+        adjacency: Adjacency,
+        above: Above,
+        seeds: Seeds | None,
+        slope: Slope | None,
+    ) -> None:
+        functions = functions_of(problem, slope)
+        self.problem, self.delta, self.adjacency = problem, delta, adjacency
+        self.records = bounded_records(problem, features, targets, above)
+        columns = self.records.records.features.shape[1]
+        self.model = LinearModel(columns, problem.outputs, functions.slope)
+        start = beginning(None, self.model.weight)
+        self.path = Path(start, problem.l2, problem.radius, accelerated=False)
+        self.clip_norm = real("lipschitz", problem.lipschitz, above=0)
+        self.step = 1 / (2 * problem.smoothness)
+        self.seeds, self.transcript, self.seeded = seeds or Seeds(), Transcript(), False
 
     def privacy(self, *rounds: Rounds, budget: Budget | None = None) -> Privacy:
         mechanism = Mechanism(*rounds, adjacency=self.adjacency)
@@ -532,28 +542,34 @@ class _StepwiseRun:
         clip = Clip(self.clip_norm)
         return Privacy(mechanism, size, self.delta, clip, LinearExamples(), budget=budget)
 
-    def release(self, rounds: Rounds) -> NoisedSum:
-        """Release one round at the path's current point, with fresh secrets."""
-        index = len(self.transcript)
+    @property
+    def place(self) -> Tensor:
+        """The point at which the next round evaluates the gradient."""
+        return self.path.place(len(self.transcript) + 1)
+
+    def advance(self, rounds: Rounds) -> tuple[NoisedSum, Tensor]:
+        """Release one round with fresh secrets, and step; returns the loss's noised gradient, too.
+
+        The gradient is that of the mean loss with the term λθ.
+        """
+        index, place = len(self.transcript), self.place
         # Every round has number 0 here: with one secret, two equal rounds would have equal noise.
         secrets = Secrets.draw(self.seeds.part(index))
         self.seeded |= secrets.seeded_noise
         privacy, slope = self.privacy(rounds), self.model.slope
         private = PrivateRounds(privacy, dict(self.model.named_parameters()), slope, secrets)
         with private, torch.no_grad():
-            self.model.weight.copy_(self.path.place(index + 1))
+            self.model.weight.copy_(place)
             total = private.open(0)
             total.add(self.model, self.records.records)
             noised = total.release()
         self.transcript.extend(private.transcript)
-        return noised
+        gradient = noised.mean().view_as(place)
+        self.path.step(place, gradient, self.step)
+        return noised, gradient + self.problem.l2 * place
 
     def finished(
-        self,
-        steps: list[float],
-        chosen: Caveat,
-        uses: list[Caveat],
-        ledger: GaussianFilter | None = None,
+        self, chosen: Caveat, uses: list[Caveat], ledger: GaussianFilter | None = None
     ) -> Descended:
         """The results, with the plan of the rounds that were run and its statement."""
         budget, details = (None, None) if ledger is None else (ledger.budget, ledger.details())
@@ -563,7 +579,7 @@ class _StepwiseRun:
             self.problem,
             self.privacy(*parts, budget=budget),
             columns,
-            steps,
+            [self.step] * len(self.transcript),
             hyperparameters=chosen,
         )
         randomness = Randomness(seeded_noise=self.seeded)
@@ -604,32 +620,27 @@ def descend_steered(
     if not isinstance(budget, Budget):
         raise TypeError(f"budget must be a Budget(epsilon, delta), not {budget!r}")
     most = whole("rounds", rounds)
-    run = _begun(problem, features, targets, budget.delta, adjacency, above, seeds, slope)
+    run = _StepwiseRun(problem, features, targets, budget.delta, adjacency, above, seeds, slope)
     N, d = len(run.records.records), run.model.weight.numel()
     moved = Rounds(1.0, 1, FullBatch()).sensitivity(adjacency)
     mu = gaussian_mu(budget.epsilon, budget.delta)
     ledger = GaussianFilter(budget, adjacency)
     least = max(LEAST_NOISE, moved / (mu * math.sqrt(MOST_SHARE)))
-    sigma, step = problem.lipschitz / (2 * math.sqrt(d)), 1 / (2 * problem.smoothness)
+    sigma = problem.lipschitz / (2 * math.sqrt(d))
     squared: float | None = None
-    steps: list[float] = []
-    while len(steps) < most:
+    while len(run.transcript) < most:
         part = Rounds(max(least, sigma * N / run.clip_norm), 1, FullBatch())
         if ledger.would_exceed(part):
             break
         ledger.spend(part)
-        noised = run.release(part)
-        place = run.path.place(len(steps) + 1)
-        gradient = noised.mean().view_as(place)
-        run.path.step(place, gradient, step)
-        steps.append(step)
+        noised, gradient = run.advance(part)
         drawn = noised.round.noise_std / noised.round.divisor
-        found = _squared_norm(gradient + problem.l2 * place) - d * drawn**2
+        found = _squared_norm(gradient) - d * drawn**2
         squared = found if squared is None else (1 - NEWEST) * squared + NEWEST * found
         # An estimate below its own noise shows only that the gradient is small.
         sigma = max(RATIO * math.sqrt(max(squared, 0.0) / d), drawn / 2)
     chosen = Caveat("noise-by-releases", "in proportion to the norm they showed")
-    return run.finished(steps, chosen, uses_of_data(slope is not None), ledger)
+    return run.finished(chosen, uses_of_data(slope is not None), ledger)
 
 
 def descend_unprotected(
@@ -653,55 +664,29 @@ def descend_unprotected(
         ValueError, TypeError: data or arguments do not fit, or the budget pays for no round.
     """
     most = whole("rounds", rounds)
-    run = _begun(problem, features, targets, budget.delta, "replace-one", "clip", seeds, None)
+    run = _StepwiseRun(problem, features, targets, budget.delta, "replace-one", "clip", seeds, None)
     N, d = len(run.records.records), run.model.weight.numel()
     allowed, spent = gaussian_mu(budget.epsilon, budget.delta) ** 2, 0.0
-    step = 1 / (2 * problem.smoothness)
-    steps: list[float] = []
-    while len(steps) < most:
-        place = run.path.place(len(steps) + 1)
-        norm = math.sqrt(_squared_norm(_gradient(run, place)))
+    while len(run.transcript) < most:
+        norm = math.sqrt(_squared_norm(_gradient(run)))
         multiplier = max(LEAST_NOISE, norm / math.sqrt(d) * N / run.clip_norm)
         spent += (2 / multiplier) ** 2
         if spent > allowed:
             break
-        noised = run.release(Rounds(multiplier, 1, FullBatch()))
-        run.path.step(place, noised.mean().view_as(place), step)
-        steps.append(step)
-    if not steps:
+        run.advance(Rounds(multiplier, 1, FullBatch()))
+    if not len(run.transcript):
         raise ValueError(f"a budget of ε = {budget.epsilon:g} pays for no round of this schedule")
     leak = Caveat("data-dependent-noise", "in proportion to the norm of the gradient")
-    return run.finished(steps, Caveat("not-stated"), [*uses_of_data(False), leak])
-
-
-def _begun(
-    problem: problems.Problem,
-    features: Any,
-    targets: Any,
-    delta: float,
-    adjacency: Adjacency,
-    above: Above,
-    seeds: Seeds | None,
-    slope: Slope | None,
-) -> _StepwiseRun:
-    functions = functions_of(problem, slope)
-    found = bounded_records(problem, features, targets, above)
-    columns = found.records.features.shape[1]
-    model = LinearModel(columns, problem.outputs, functions.slope)
-    path = Path(beginning(None, model.weight), problem.l2, problem.radius, accelerated=False)
-    C = real("lipschitz", problem.lipschitz, above=0)
-    return _StepwiseRun(
-        problem, found, model, path, C, delta, adjacency, seeds or Seeds(), Transcript()
-    )
+    return run.finished(Caveat("not-stated"), [*uses_of_data(False), leak])
 
 
 def _squared_norm(values: Tensor) -> float:
     return float(values.square().sum())
 
 
-def _gradient(run: _StepwiseRun, place: Tensor) -> Tensor:
-    """∇F at ``place``, of clipped gradients, without noise."""
-    records = run.records.records
+def _gradient(run: _StepwiseRun) -> Tensor:
+    """∇F at the run's place, of clipped gradients, without noise."""
+    records, place = run.records.records, run.place
     every = torch.arange(len(records)).numpy()
     with torch.no_grad():
         run.model.weight.copy_(place)

@@ -14,7 +14,7 @@ from forethought.accounting.dominating_pair import gaussian_mu
 from forethought.convex.problems import PROBLEMS, Problem, problem_from_dict
 from forethought.convex.schedules import MOST_ROUNDS, Horizon, Schedule, horizon
 from forethought.values.caveats import Caveat, caveats, choice
-from forethought.values.checks import real, whole
+from forethought.values.checks import real, settle, whole
 from forethought.values.mechanism import (
     Adjacency,
     Budget,
@@ -221,18 +221,10 @@ class DescentPlan(Stored):
             raise ValueError("a descent takes full batches; for others there is forethought.train")
         if not isinstance(accelerated, bool):
             raise TypeError(f"accelerated must be true or false, not {accelerated!r}")
-        pairs = tuple((str(what), str(why)) for what, why in reasons)
-        for name, value in (
-            ("problem", problem),
-            ("privacy", privacy),
-            ("features", whole("features", features)),
-            ("steps", sizes),
-            ("accelerated", accelerated),
-            ("hyperparameters", choice(hyperparameters)),
-            ("not_covered", caveats(not_covered)),
-            ("reasons", pairs),
-        ):
-            object.__setattr__(self, name, value)
+        settle(self, problem=problem, privacy=privacy, features=whole("features", features))
+        settle(self, steps=sizes, accelerated=accelerated, hyperparameters=choice(hyperparameters))
+        settle(self, not_covered=caveats(not_covered))
+        settle(self, reasons=tuple((str(what), str(why)) for what, why in reasons))
 
     @property
     def columns(self) -> int:

@@ -10,11 +10,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from forethought.values.checks import one_of, real, whole
+from forethought.values.checks import one_of, real, settle, whole
 from forethought.values.serialisation import build, plain
+
+# Metadata of a field that holds a number: its bounds, as keywords of `real`.
+_ANY: dict[str, Any] = {"bounds": {}}
+_ABOVE, _LEAST = {"bounds": {"above": 0}}, {"bounds": {"least": 0}}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,10 +45,10 @@ class Problem:
         TypeError, ValueError: a number is out of range.
     """
 
-    feature_bound: float
-    l2: float = 0.0
-    intercept: float = 0.0
-    radius: float | None = None
+    feature_bound: float = field(metadata=_ABOVE)
+    l2: float = field(default=0.0, metadata=_LEAST)
+    intercept: float = field(default=0.0, metadata=_ANY)
+    radius: float | None = field(default=None, metadata=_ABOVE)
 
     if TYPE_CHECKING:
         # For type checkers only: at run time a dataclass would use them as defaults of its fields.
@@ -62,15 +66,10 @@ class Problem:
         def loss_at_zero(self) -> float: ...
 
     def __post_init__(self) -> None:
-        self._check("feature_bound", above=0)
-        self._check("l2", least=0)
-        self._check("intercept")
-        if self.radius is not None:
-            self._check("radius", above=0)
-
-    def _check(self, name: str, **bounds: float) -> None:
-        """Convert a field to a number within its bounds, or raise."""
-        object.__setattr__(self, name, real(name, getattr(self, name), **bounds))
+        for one in fields(self):
+            given = getattr(self, one.name)
+            if "bounds" in one.metadata and (given is not None or one.default is not None):
+                settle(self, **{one.name: real(one.name, given, **one.metadata["bounds"])})
 
     @property
     def row_bound(self) -> float:
@@ -147,7 +146,7 @@ class SoftmaxRegression(Problem):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "classes", whole("classes", self.classes, least=2))
+        settle(self, classes=whole("classes", self.classes, least=2))
 
     @property
     def outputs(self) -> int:
@@ -183,14 +182,10 @@ class SmoothedHinge(Problem):
     2013, Section 6): |φ′| ≤ 1, φ″ ≤ 1/γ.
     """
 
-    smoothing: float = 1.0
+    smoothing: float = field(default=1.0, metadata=_ABOVE)
     kind: ClassVar[str] = "smoothed-hinge"
     classes: ClassVar[int] = 2
     target_bound: ClassVar[float] = math.inf
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._check("smoothing", above=0)
 
     @property
     def lipschitz(self) -> float:
@@ -219,20 +214,19 @@ class LinearRegression(Problem):
         ValueError: neither a radius nor λ > 0.
     """
 
-    target_bound: float
+    target_bound: float = field(metadata=_ABOVE)
     classes: ClassVar[int] = 0
     kind: ClassVar[str] = "linear"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check("target_bound", above=0)
         if self.radius is None:
             if self.l2 == 0:
                 raise ValueError(
                     "squared error has no bounded gradient without a bound on the weights: give "
                     "radius= (the ball that they are kept in), or l2= above 0"
                 )
-            object.__setattr__(self, "radius", self.target_bound / math.sqrt(self.l2))
+            settle(self, radius=self.target_bound / math.sqrt(self.l2))
 
     @property
     def lipschitz(self) -> float:
@@ -257,15 +251,10 @@ class HuberRegression(Problem):
     |φ′| ≤ τ, φ″ ≤ 1: L = τZ, M = Z² + λ, for any weights.
     """
 
-    target_bound: float
-    threshold: float = 1.0
+    target_bound: float = field(metadata=_ABOVE)
+    threshold: float = field(default=1.0, metadata=_ABOVE)
     classes: ClassVar[int] = 0
     kind: ClassVar[str] = "huber"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._check("target_bound", above=0)
-        self._check("threshold", above=0)
 
     @property
     def lipschitz(self) -> float:
@@ -306,23 +295,18 @@ class DeclaredLoss(Problem):
     """
 
     name: str
-    lipschitz: float
-    curvature: float
-    gap: float
-    strong_convexity: float = 0.0
+    lipschitz: float = field(metadata=_ABOVE)
+    curvature: float = field(metadata=_ABOVE)
+    gap: float = field(metadata=_ABOVE)
+    strong_convexity: float = field(default=0.0, metadata=_LEAST)
     convex: bool = True
-    targets: float | None = None
+    targets: float | None = field(default=None, metadata=_ABOVE)
     kind: ClassVar[str] = "declared"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not isinstance(self.name, str) or not self.name:
             raise TypeError(f"a loss needs a name, not {self.name!r}")
-        for name in ("lipschitz", "curvature", "gap"):
-            self._check(name, above=0)
-        self._check("strong_convexity", least=0)
-        if self.targets is not None:
-            self._check("targets", above=0)
         if not isinstance(self.convex, bool):
             raise TypeError(f"convex must be true or false, not {self.convex!r}")
         if self.strong_convexity > self.curvature:

@@ -8,7 +8,8 @@ import sys
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Literal, Self, get_args
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Self, get_args
 
 import numpy as np
 import torch
@@ -239,7 +240,6 @@ def circumstances() -> tuple[Caveat, ...]:
 
 
 FROM_DATA = "from-data"
-Above = Literal["clip", "refuse"]
 _SEEDS = 2**31 - 1
 
 
@@ -264,16 +264,6 @@ def budget(epsilon: float, delta: float | None, adjacency: Adjacency, examples: 
             "adjacency='zero-out', under which that number is public"
         )
     return Budget(epsilon, default_delta(examples))
-
-
-def above_of(above: str) -> Above:
-    """The checked rule for values above a declared bound: ``"clip"`` or ``"refuse"``.
-
-    Raises:
-        ValueError: any other value.
-    """
-    one_of("above", above, get_args(Above))
-    return above  # type: ignore[return-value]
 
 
 def classes(declared: Any, y: NDArray[Any]) -> tuple[NDArray[Any], tuple[Caveat, ...]]:
@@ -353,8 +343,11 @@ def _plan_of(text: str) -> Plan | DescentPlan:
     return kind.from_json(text)
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class PrivateEstimator(BaseEstimator):
     """A scikit-learn estimator whose ``fit`` spends a privacy budget.
+
+    The fields of it and of its subclasses are the parameters of scikit-learn's constructor.
 
     Secrets exist only inside ``fit``. So a pickle (by pickle, joblib or skops) contains no key of
     the noise; it contains no counts of private records either.
@@ -364,23 +357,18 @@ class PrivateEstimator(BaseEstimator):
         n_iter_: number of releases.
     """
 
-    statement_: Statement
-    plan_: Any
-    n_iter_: int
-
     epsilon: float
-    delta: float | None
-    adjacency: Adjacency
-    random_state: Any
-    ledger: Payer | None
+    delta: float | None = None
+    adjacency: Adjacency = "zero-out"
+    random_state: Any = None
+    ledger: Payer | None = None
+
+    statement_: Statement = field(init=False)
+    plan_: Any = field(init=False)
+    n_iter_: int = field(init=False)
 
     # Private attributes for the operator, which are not pickled.
-    _diagnostics: tuple[str, ...] = ()
-
-    def _keep(self, given: dict[str, Any]) -> None:
-        """Keep each argument under its name, as scikit-learn requires of a constructor."""
-        for name in given.keys() - {"self"}:
-            setattr(self, name, given[name])
+    _diagnostics: ClassVar[tuple[str, ...]] = ()
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

@@ -9,8 +9,8 @@ record.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Any, Self
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Self, get_args
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from forethought import convex
 from forethought.accounting.dominating_pair import gaussian_mu
-from forethought.convex.descent import loss_and_slope
+from forethought.convex.descent import Above, loss_and_slope
 from forethought.convex.planning import signal
 from forethought.convex.problems import Problem
 from forethought.estimators import estimator
@@ -30,9 +30,8 @@ from forethought.estimators.estimator import PrivateEstimator, circumstances
 from forethought.planning import defaults
 from forethought.rounds.contributions import Loss
 from forethought.values.caveats import Caveat
-from forethought.values.checks import real
+from forethought.values.checks import one_of, real
 from forethought.values.mechanism import Adjacency, Budget, FullBatch, Rounds
-from forethought.values.plan import Payer
 
 # The ball in which a linear estimator keeps its weights; its radius follows from public numbers.
 
@@ -96,18 +95,18 @@ def batches(examples: int) -> dict[str, Any]:
     return {"sampling": "full-batch", "rounds": defaults.ROUNDS}
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class _PrivateLinear(PrivateEstimator):
     """The common part of the linear models: bounded rows, descent, and margins."""
 
-    _diagnostics = ("features_clipped_", "targets_clipped_")
-
     feature_bound: float
-    l2: float
-    fit_intercept: bool
-    above: str
+    l2: float = 0.0
+    fit_intercept: bool = True
+    above: Above = "clip"
 
-    coef_: NDArray[np.float64]
-    intercept_: Any
+    coef_: NDArray[np.float64] = field(init=False)
+    intercept_: Any = field(init=False)
+    _diagnostics: ClassVar[tuple[str, ...]] = ("features_clipped_", "targets_clipped_")
 
     def _checked(self, X: Any, y: Any, **options: Any) -> tuple[Any, NDArray[Any]]:
         X, y = validate_data(self, X, y, dtype=_FLOATS, accept_sparse="csr", **options)
@@ -120,6 +119,7 @@ class _PrivateLinear(PrivateEstimator):
         whose norm is the bound.
         """
         bound = real("feature_bound", self.feature_bound, above=0)
+        one_of("above", self.above, get_args(Above))
         records, features = X.shape
         column = bound / math.sqrt(features) if self.fit_intercept else 0.0
         radius = ball.radius(
@@ -138,7 +138,6 @@ class _PrivateLinear(PrivateEstimator):
         self, problem: Problem, X: Any, targets: NDArray[Any], found: tuple[Caveat, ...]
     ) -> convex.Descended:
         seeds, _ = estimator.seeds(self.random_state)
-        above = estimator.above_of(self.above)
         plan = convex.plan(
             problem,
             self._budget(X),
@@ -147,7 +146,7 @@ class _PrivateLinear(PrivateEstimator):
             adjacency=self.adjacency,
             not_covered=(*found, *circumstances()),
         )
-        run = convex.descend(plan, X, targets, seeds=seeds, above=above, ledger=self.ledger)
+        run = convex.descend(plan, X, targets, seeds=seeds, above=self.above, ledger=self.ledger)
         self.plan_, self.statement_, self.n_iter_ = plan, run.statement, plan.rounds
         self.features_clipped_, self.targets_clipped_ = run.features_clipped, run.targets_clipped
         return run
@@ -168,8 +167,7 @@ class _PrivateLinear(PrivateEstimator):
         with np.errstate(over="ignore"):  # rows that overflow are replaced below
             found: NDArray[np.float32] = rows.astype(np.float32)
         if self.features_clipped_:
-            above = estimator.above_of(self.above)
-            found[longer], _ = convex.bounded_rows(rows[longer], bound, above)
+            found[longer], _ = convex.bounded_rows(rows[longer], bound, self.above)
         return found
 
     def _margins(self, X: Any) -> NDArray[np.float64]:
@@ -182,6 +180,7 @@ class _PrivateLinear(PrivateEstimator):
         return margins[:, 0] if margins.shape[1] == 1 else margins
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class _PrivateLinearClassifier(ClassifierMixin, _PrivateLinear):
     """The common part of the classifiers: labels to class indices, and margins to labels."""
 
@@ -218,7 +217,6 @@ class _PrivateLinearClassifier(ClassifierMixin, _PrivateLinear):
         self, problem: Problem, X: Any, places: NDArray[Any], found: tuple[Caveat, ...]
     ) -> None:
         """Train a linear layer by the planner's plan."""
-        estimator.above_of(self.above)
         sizes = X.shape[1], len(self.classes_)
         layer = torch.nn.Linear(*sizes, device="meta").to_empty(device="cpu")  # draws nothing
         for start in layer.parameters():
@@ -289,22 +287,6 @@ class PrivateLogisticRegression(_PrivateLinearClassifier):
             step, rows above the bound where they are refused.
     """
 
-    def __init__(
-        self,
-        *,
-        epsilon: float,
-        delta: float | None = None,
-        feature_bound: float,
-        classes: Any,
-        l2: float = 0.0,
-        fit_intercept: bool = True,
-        adjacency: Adjacency = "zero-out",
-        above: str = "clip",
-        random_state: Any = None,
-        ledger: Payer | None = None,
-    ) -> None:
-        self._keep(locals())
-
     def _problem(self, X: Any) -> Problem:
         classes = len(self.classes_)
         if classes == 2:
@@ -324,6 +306,7 @@ class PrivateLogisticRegression(_PrivateLinearClassifier):
         return np.log(self.predict_proba(X))
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class PrivateSVC(_PrivateLinearClassifier):
     """A private linear support vector machine for two classes, with a smoothed hinge loss.
 
@@ -344,22 +327,7 @@ class PrivateSVC(_PrivateLinearClassifier):
             two classes.
     """
 
-    def __init__(
-        self,
-        *,
-        epsilon: float,
-        delta: float | None = None,
-        feature_bound: float,
-        classes: Any,
-        l2: float = 0.0,
-        smoothing: float = 1.0,
-        fit_intercept: bool = True,
-        adjacency: Adjacency = "zero-out",
-        above: str = "clip",
-        random_state: Any = None,
-        ledger: Payer | None = None,
-    ) -> None:
-        self._keep(locals())
+    smoothing: float = 1.0
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -382,6 +350,7 @@ class PrivateSVC(_PrivateLinearClassifier):
         return of_margins
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class PrivateLinearRegression(RegressorMixin, _PrivateLinear):
     """Private linear regression (ridge regression if ``l2`` > 0) of targets in a declared range.
 
@@ -402,21 +371,7 @@ class PrivateLinearRegression(RegressorMixin, _PrivateLinear):
             range.
     """
 
-    def __init__(
-        self,
-        *,
-        epsilon: float,
-        delta: float | None = None,
-        feature_bound: float,
-        target_range: Any,
-        l2: float = 0.0,
-        fit_intercept: bool = True,
-        adjacency: Adjacency = "zero-out",
-        above: str = "clip",
-        random_state: Any = None,
-        ledger: Payer | None = None,
-    ) -> None:
-        self._keep(locals())
+    target_range: Any
 
     def fit(self, X: Any, y: Any, **refused: Any) -> Self:
         """Plan, train by descent, and account.

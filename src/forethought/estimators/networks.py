@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Self
 
 import numpy as np
@@ -18,8 +19,6 @@ from forethought.estimators import estimator
 from forethought.estimators.estimator import PrivateEstimator
 from forethought.gradients.boundary import turns
 from forethought.values.caveats import Caveat
-from forethought.values.mechanism import Adjacency
-from forethought.values.plan import Payer
 
 Network = torch.nn.Module | Callable[[int, int], torch.nn.Module]
 
@@ -38,15 +37,17 @@ def _seeded(seed: int | None) -> Iterator[None]:
         yield
 
 
+@dataclass(eq=False, repr=False)
 class _PrivateNetwork(PrivateEstimator):
     """The common part of classifier and regressor: building, training and running a module."""
 
     module: Network
-    epochs: float | None
-    device: str | torch.device | None
+    _: KW_ONLY
+    epochs: float | None = None
+    device: str | torch.device | None = None
 
-    module_: torch.nn.Module
-    classes_: NDArray[Any]
+    module_: torch.nn.Module = field(init=False)
+    classes_: NDArray[Any] = field(init=False)
 
     def __getstate__(self) -> dict[str, Any]:
         state = super().__getstate__()
@@ -127,6 +128,7 @@ def _dense(X: Any) -> NDArray[Any]:
     return found
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class PrivateClassifier(ClassifierMixin, _PrivateNetwork):
     """A torch module, trained privately to predict one of the declared classes.
 
@@ -158,20 +160,7 @@ class PrivateClassifier(ClassifierMixin, _PrivateNetwork):
             labels outside the classes.
     """
 
-    def __init__(
-        self,
-        module: Network,
-        *,
-        epsilon: float,
-        delta: float | None = None,
-        classes: Any,
-        epochs: float | None = None,
-        adjacency: Adjacency = "zero-out",
-        device: str | torch.device | None = None,
-        random_state: Any = None,
-        ledger: Payer | None = None,
-    ) -> None:
-        self._keep(locals())
+    classes: Any
 
     def fit(self, X: Any, y: Any, **refused: Any) -> Self:
         """Plan, train and account.
@@ -203,6 +192,7 @@ class PrivateClassifier(ClassifierMixin, _PrivateNetwork):
         return found
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class PrivateRegressor(RegressorMixin, _PrivateNetwork):
     """A torch module, trained privately to predict numbers in a declared range.
 
@@ -222,20 +212,7 @@ class PrivateRegressor(RegressorMixin, _PrivateNetwork):
             invalid range.
     """
 
-    def __init__(
-        self,
-        module: Network,
-        *,
-        epsilon: float,
-        delta: float | None = None,
-        target_range: Any,
-        epochs: float | None = None,
-        adjacency: Adjacency = "zero-out",
-        device: str | torch.device | None = None,
-        random_state: Any = None,
-        ledger: Payer | None = None,
-    ) -> None:
-        self._keep(locals())
+    target_range: Any
 
     def fit(self, X: Any, y: Any, **refused: Any) -> Self:
         """Plan, train and account.

@@ -314,16 +314,13 @@ class GraphSettings:
     def scale(self, plan: Plan) -> float:
         """The noise scale as a number, for the plan of a training."""
         of_round = plan.optimizer.learning_rate / self.batch
-        match self.noise_scale:
-            case "weights":
-                return 1.0
-            case "round":
-                return of_round
-            case "holders-round":
-                return math.sqrt(self.holders) * of_round
-            case "run":
-                return math.sqrt(plan.rounds) * of_round
-        return float(self.noise_scale)
+        named: dict[object, float] = {
+            "weights": 1.0,
+            "round": of_round,
+            "holders-round": math.sqrt(self.holders) * of_round,
+            "run": math.sqrt(plan.rounds) * of_round,
+        }
+        return float(named.get(self.noise_scale, self.noise_scale))
 
     def plan(self, examples: int, clip_norm: float) -> Plan:
         """The plan of the training without noise at one clip norm."""
@@ -503,7 +500,8 @@ class Perturbed:
         for name, parameter in self._parameters.items():
             parameter.copy_(self._weights[name] + deviation * directions[name])
         size = batches.batch_size(self._inputs, self._targets)
-        pieces = torch.split(torch.arange(size, device=self._device), LOOP_EXAMPLES)
+        device = next(iter(self._weights.values())).device
+        pieces = torch.split(torch.arange(size, device=device), LOOP_EXAMPLES)
         found = [batches.call(self._model, batches.select(self._inputs, piece)) for piece in pieces]
         return self._score(torch.cat(found), self._targets)
 
@@ -522,10 +520,6 @@ class Perturbed:
         pieces = torch.split(self._inputs, max(1, values // (copies * stacked.peak)))
         outputs = torch.cat([stacked(weights, piece) for piece in pieces], dim=1)
         return [self._score(outputs[copy], self._targets) for copy in range(copies)]
-
-    @property
-    def _device(self) -> torch.device:
-        return next(iter(self._weights.values())).device
 
 
 def accuracy_of(outputs: Any, targets: Any) -> float:

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,60}\.(json|toml)")
 # Placeholders for the data of a new job, which its author replaces.
 _TABLE = {"source": "csv:your-table.csv", "label": "your-label"}
+_HEAD = "# Name your table and its label; forethought init TABLE writes its columns.\n"
 
 
 @dataclass(frozen=True)
@@ -91,12 +92,7 @@ class Place:
             training["epochs"] = settings.epochs
         if settings.records_per_person > 1:
             tables["data"]["records_per_person"] = settings.records_per_person
-        head = (
-            ""
-            if self.job
-            else ("# Name your table and its label; forethought init TABLE writes its columns.\n")
-        )
-        return head + to_toml(tables)
+        return ("" if self.job else _HEAD) + to_toml(tables)
 
 
 def beginning(job_file: Path | None, folder: Path, data_dir: Path | None) -> tuple[Place, Settings]:
