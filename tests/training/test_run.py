@@ -20,7 +20,7 @@ from forethought.accounting.exact import epsilon
 from forethought.gradients import BatchDims
 from forethought.rounds.randomness import GaussianNoise
 from forethought.training.execution import Interrupted
-from forethought.training.folder import RunFolder, RunFolderExistsError
+from forethought.training.folder import RunFolderExistsError
 from forethought.training.metrics import Event
 from forethought.training.run import train
 from forethought.values.mechanism import (

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from numbers import Real
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
@@ -452,7 +451,7 @@ def beginning(start: Any | None, weight: Tensor) -> Tensor:
     """
     if start is None:
         return torch.zeros_like(weight)
-    if isinstance(start, Real):
+    if isinstance(start, int | float | np.number):
         scale = real("start", start, above=0)
         return torch.from_numpy(scale * np.random.default_rng(0).standard_normal(weight.shape))
     array = np.asarray(start)

@@ -13,7 +13,6 @@ import numpy as np
 import polars as pl
 import torch
 from numpy.typing import NDArray
-from polars.exceptions import PolarsError
 
 from forethought.accounting.statement import Statement
 from forethought.data import DataError, Encoder
@@ -308,7 +307,13 @@ def _applied(card: Path) -> Iterator[None]:
     # An edited card fails wherever its values are used.
     try:
         yield
-    except (TypeError, AttributeError, LookupError, RuntimeError, PolarsError) as error:
+    except (
+        TypeError,
+        AttributeError,
+        LookupError,
+        RuntimeError,
+        pl.exceptions.PolarsError,
+    ) as error:
         raise JobError(
             f"{card} cannot be applied ({error!r}): if it was edited, restore it from a copy"
         ) from None

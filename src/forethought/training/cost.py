@@ -27,8 +27,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from forethought.gradients import SlowGradientsWarning, check_model
-from forethought.gradients.batches import UNIT
+from forethought.gradients import SlowGradientsWarning, batches, check_model
 from forethought.gradients.clipped import COMPARED, trial_size
 from forethought.gradients.sums import flat
 from forethought.rounds.contributions import Gradients, Loss
@@ -210,8 +209,10 @@ def cost(
     # It holds the mean batch, or what may be held.
     block = own_blocks.sizes[len(own_blocks.sizes) // 2]
     # Less than 8 may take the memory of 8, or go another way.
-    start = max(UNIT // 2 if large or persons else UNIT, few // UNIT * UNIT)
-    sizes = [*([block] if 1 < block < UNIT else []), 1, start, 2 * start]
+    start = max(
+        batches.UNIT // 2 if large or persons else batches.UNIT, few // batches.UNIT * batches.UNIT
+    )
+    sizes = [*([block] if 1 < block < batches.UNIT else []), 1, start, 2 * start]
     # Kernels have allocated their workspaces by now. The model is counted in the peaks.
     gc.collect()  # memory of earlier trials does not count
     program = _resident() - sum(one.nbytes for one in model.parameters() if not one.is_meta)

@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import Any, Literal, Unpack, get_args
 
 import torch
-from blake3 import blake3
 
 from forethought.accounting import exact
 from forethought.accounting.adaptive import (
@@ -51,7 +50,8 @@ from forethought.rounds.contributions import Loss, mixing_layers
 from forethought.rounds.preparation import require_unprepared
 from forethought.rounds.private_sum import Team
 from forethought.rounds.randomness import BoundNoise, Secrets, Seeds, Stream, encoded, noised_count
-from forethought.rounds.records import Records, as_records, content
+from forethought.rounds.records import Records, as_records, digest_of
+from forethought.training import metrics
 from forethought.training.execution import Execution, ShortForms, alone, settled, usable
 from forethought.training.folder import (
     KEYS,
@@ -73,14 +73,7 @@ from forethought.training.folder import (
     replace_file,
     trained_before,
 )
-from forethought.training.metrics import (
-    Event,
-    Metrics,
-    evaluate,
-    from_values,
-    share_alone,
-    to_values,
-)
+from forethought.training.metrics import Event, Metrics, evaluate, from_values, to_values
 from forethought.training.records import (
     CoincidingRecordsError,
     arranged,
@@ -327,7 +320,7 @@ def _trials(
     """Train a random number of random candidates, one after the other."""
     choices = Stream(secrets.sampling, "candidates")
     number = draw(trials, Stream(secrets.sampling, "number of trials").at(0))
-    trained: set[bytes] = set()
+    trained: set[str] = set()
     for trial in range(number):
         plan = plans[int(choices.at(trial).integers(len(plans)))]
         model = make_model()
@@ -353,9 +346,9 @@ def _trials(
         yield _Trial(run.model, run.statement, run.history, plan, None, run.transcript, trial)
 
 
-def _weights(model: torch.nn.Module) -> set[bytes]:
+def _weights(model: torch.nn.Module) -> set[str]:
     """A hash of every trained tensor."""
-    return {blake3(content(p)).digest() for p in model.parameters() if p.requires_grad}
+    return {digest_of([p.reshape(-1)], bytes(32)) for p in model.parameters() if p.requires_grad}
 
 
 @dataclass(frozen=True)
@@ -458,7 +451,7 @@ def _counting(model: torch.nn.Module, records: Records, loss: Loss, scoring: Sco
     def share(model: torch.nn.Module) -> float:
         parameters = {name: p.detach() for name, p in model.named_parameters()}
         if scoring == "noised":
-            accuracy = share_alone(model, parameters, loss, records)
+            accuracy = metrics.share_alone(model, parameters, loss, records)
         else:
             accuracy = evaluate(model, parameters, loss, records)[1]
         if accuracy is None:

@@ -247,7 +247,7 @@ def test_a_false_share_of_a_dropped_clients_key_loses_the_round():
     for effect in [e for e in effects if isinstance(e, Send)]:
         answer = cohort.clients[effect.to].handle(Received(SERVER, effect.message, 0.0))[0].message
         if effect.to == 0:
-            answer = replace(answer, shares=answer.shares[:-1] + b"\x00")
+            answer = replace(answer, shares=answer.shares[:-1] + bytes([answer.shares[-1] ^ 1]))
         done = cohort.server.handle(Received(effect.to, answer, 0.0))
     assert cohort.server.total is None and done[-1].reason == "secure-lost"
 
