@@ -333,6 +333,18 @@ def test_an_answer_to_a_held_out_record_is_about_it_alone(
     assert all(later - earlier in (0, 1) for earlier, later in itertools.pairwise(right))
 
 
+def test_a_noised_score_counts_each_record_alone() -> None:
+    """With next to no noise on the count it is that of single passes, not of a batch."""
+    inputs, labels = data(1, 50)
+    held = np.concatenate([np.full((1, 6), 1e4), inputs]), np.concatenate([labels[:1], labels])
+    given: dict[str, Any] = {"holdout": held, "score_noise": 1e-3, "seed": 1, "noise_seed": 2}
+    found = tune(Centred, data(), [plan(1e-6)], trials=NegativeBinomialTrials(0.9), **given)
+    rows = torch.as_tensor(held[0], dtype=torch.float32)
+    with torch.no_grad():
+        single = [int(found.model(row[None])[0].argmax()) for row in rows]
+    assert round(found.score * 51) == sum(map(int.__eq__, single, held[1].tolist()))
+
+
 def test_noised_counts_need_a_model_without_batch_normalisation() -> None:
     def make() -> nn.Module:
         return nn.Sequential(nn.BatchNorm1d(6), nn.Linear(6, 3))
