@@ -418,7 +418,8 @@ def train(
     Args:
         model: any module whose layers treat the examples of a batch separately.
         data: ``(inputs, targets)``, arrays or tensors with one row a record, or a map-style torch
-            Dataset of such pairs; exactly ``plan.examples`` records. Or a
+            Dataset of such pairs; exactly ``plan.examples`` records. A Dataset's own code must make
+            record i from record i alone (no mixup): this is not checked. Or a
             :class:`forethought.data.Dataset`, whose caveats then reach the Statement.
         plan: from :func:`forethought.plan` or made by hand. None for a resumed run: the plan in
             the folder's plan.json.
