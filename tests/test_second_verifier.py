@@ -90,7 +90,7 @@ def test_a_gaussian_has_its_closed_form() -> None:
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Fresh runs on the bundled digits: Poisson behind a preparation; full batches."""
-    pytest.importorskip("torch")
+    torch = pytest.importorskip("torch")
     from forethought.jobs.job import Job, JobRequest
     from forethought.jobs.train import prepare
     from forethought.jobs.train import run as train
@@ -103,7 +103,16 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     for name, training in jobs.items():
         text = f'[data]\nsource = "digits"\n[budget]\nepsilon = 2.0\n{training}'
         train(prepare(JobRequest(name, text, Job.parse(text))), folder / name)
-    return {name: folder / name for name in jobs}
+    # A loop that its owner ends after two of five rounds: all of them are accounted.
+    data = np.random.default_rng(0).normal(size=(60, 3)).astype(np.float32), np.arange(60) % 2
+    plan = ft.plan(examples=60, budget=ft.Budget(2.0, 1e-4), rounds=5, batch=20)
+    model = torch.nn.Linear(3, 2)
+    loader, optimizer = ft.private(model, None, data, plan)
+    for _, (x, y) in zip(range(2), loader, strict=False):
+        torch.nn.functional.cross_entropy(model(x), y, reduction="none").backward()
+        optimizer.step()
+    optimizer.finish(folder / "stopped")
+    return {name: folder / name for name in (*jobs, "stopped")}
 
 
 def judged(folder: Path) -> subprocess.CompletedProcess[str]:
@@ -139,7 +148,7 @@ def rename(folder: Path, *names: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["poisson", "full"])
+@pytest.mark.parametrize("name", ["poisson", "full", "stopped"])
 def test_a_fresh_run_agrees(runs, name) -> None:
     done = judged(runs[name])
     assert done.returncode == 0 and done.stderr == ""

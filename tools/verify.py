@@ -520,8 +520,15 @@ def judge(folder: str) -> str:
     )
 
 
+def begins(parts: list[tuple[Part, int]], first: list[tuple[Part, int]]) -> bool:
+    own = parts[: len(first)]
+    if own and first[-1][1] < own[-1][1]:
+        own = [*own[:-1], (own[-1][0], first[-1][1])]
+    return bool(first) and same(first, own)
+
+
 def compare_transcript(values: Any, parts: list[tuple[Part, int]]) -> None:
-    """What was released, in order, is what was accounted."""
+    """What was released, in order, is what was accounted, or its beginning (stopped early)."""
     if entry(values, "others"):
         raise RefusedError("the transcript has releases that belong to no round")
     rows = []
@@ -529,12 +536,9 @@ def compare_transcript(values: Any, parts: list[tuple[Part, int]]) -> None:
         noises = [number("noise", one[1], 1e-3, 1e9) for one in entry(row, "noises")]
         times = whole("times", row.get("times", 1), 10**6)
         sigma = 1 / math.sqrt(times * math.fsum(one**-2 for one in noises))
-        like = {**entry(row, "like"), "noise_multiplier": sigma, "count": entry(row, "count")}
-        rows.append(like)
-    if not same(parts_of(rows), parts):
-        raise DifferenceError(
-            "the rounds of the transcript are not those that the statement accounts for"
-        )
+        rows.append({**entry(row, "like"), "noise_multiplier": sigma, "count": entry(row, "count")})
+    if not begins(parts, parts_of(rows)):
+        raise DifferenceError("the transcript has other rounds than the statement accounts for")
 
 
 def compare_plan(
@@ -557,11 +561,7 @@ def compare_plan(
     # What is released of the data before training stands in front of the plan's rounds.
     prepared = len(parts) if plan.get("preparation") is not None else 0
     for begin in range(min(prepared, len(parts) - 1) + 1):
-        rest = parts[begin:]
-        shown = planned[: len(rest)]
-        if shown and rest[-1][1] < shown[-1][1]:
-            shown = [*shown[:-1], (shown[-1][0], rest[-1][1])]  # stopped early
-        if same(rest, shown):
+        if begins(planned, parts[begin:]):
             return
         if parts[begin][0][1] != math.inf:
             break
