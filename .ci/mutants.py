@@ -1095,7 +1095,7 @@ MUTANTS = [
            "self.own.refusal(other, ...)", "None",
            "test_changes_that_add_up_to_nonsense_are_refused"),
     Mutant("passes: one that was given up stays in memory", "VmapMode.__exit__",
-           "self.stopped if reason is None else None", "self.stopped",
+           "reason is not None", "False",
            "test_a_pass_that_was_given_up_leaves_nothing_behind"),
     Mutant("ledger: rounds before those that were paid again", "PaidRun.again",
            "first <= rounds <= end", "rounds <= end",

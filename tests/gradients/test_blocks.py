@@ -259,6 +259,23 @@ def test_random_numbers_of_the_model_slow_nothing_and_stay_with_their_example(na
     assert all(torch.equal(bits(a[:37]), bits(b)) for a, b in zip(whole, few, strict=True))
 
 
+def test_an_output_that_nothing_uses_slows_nothing() -> None:
+    class Halved(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(8, 10), nn.Linear(5, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            kept, _ = self.first(x).chunk(2, -1)
+            return self.last(kept)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", SlowGradientsWarning)
+        clipped_sum(
+            Halved(), user_loss, rand(40, 8), torch.arange(40) % 3, 1.0, blocks=Blocks((48,))
+        )
+
+
 def test_examples_that_run_apart_keep_their_gradients_through_a_random_function() -> None:
     """Rows that fill up a block do not take them away: next to nothing is dropped here."""
 

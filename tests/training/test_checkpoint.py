@@ -78,10 +78,10 @@ def test_every_release_is_kept_and_counted_once(tmp_path: Path) -> None:
     assert (tmp_path / "released").stat().st_size == 40 * 8
 
 
-NEEDS_TWO_DIMENSIONS_OR_SPARSE = {"muon", "sparseadam"}
+NEEDS_TWO_DIMENSIONS = {"muon"}
 
 
-@pytest.mark.parametrize("name", sorted(set(NAMES) - NEEDS_TWO_DIMENSIONS_OR_SPARSE))
+@pytest.mark.parametrize("name", sorted(set(NAMES) - NEEDS_TWO_DIMENSIONS))
 def test_every_optimizer_continues_exactly(name: str, tmp_path: Path) -> None:
     def make() -> tuple[nn.Module, torch.optim.Optimizer]:
         reseed(0)

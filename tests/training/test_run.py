@@ -444,8 +444,10 @@ def test_a_loss_with_weights_of_its_own_is_refused() -> None:
             super().__init__(reduction="none")
             self.scale = nn.Parameter(torch.ones(()))
 
+    loss = Scaled()
     with pytest.raises(ValueError, match="loss has weights"):
-        train(network(), data(), plan(), loss=Scaled())
+        train(network(), data(), plan(), loss=loss)
+    train(network(), data(), plan(), loss=loss.requires_grad_(False))  # such as a frozen teacher
 
 
 class TimeMajor(nn.Module):

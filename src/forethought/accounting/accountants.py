@@ -117,7 +117,7 @@ class Accountant:
         details: the keys of the details besides "kind".
         caveats: the caveats of every Statement of this kind.
         composed: mechanism → the mechanism whose exact ε is stated; None if only one (ε, δ) is
-            proven, or the rounds need not be those of the plan.
+            proven, or it follows from the details.
         curve: (mechanism, details) → the mechanism whose trade-off function bounds the attacker, if
             it depends on the details; it returns None if there is none.
         proven: (mechanism, δ, group, details) → certified interval of ε, if that is not the exact ε

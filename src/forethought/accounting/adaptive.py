@@ -109,6 +109,8 @@ from forethought.values.mechanism import (
 from forethought.values.serialisation import exact_keys, of_kind, plain, tagged
 
 SELECTION, FILTER, GAUSSIAN_FILTER = "selection", "renyi-filter", "gaussian-filter"
+# Accountants of rounds that results chose.
+CHOSEN = (SELECTION, FILTER, GAUSSIAN_FILTER)
 FILTER_ORDERS: tuple[float, ...] = tuple(
     map(float, (3, 5, 8, 12, 16, 24, 32, 48, 64, 96, 128, 256))
 )

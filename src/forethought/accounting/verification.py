@@ -13,7 +13,7 @@ from functools import cache, partial
 from forethought import __version__
 from forethought.accounting import exact
 from forethought.accounting.accountants import ACCOUNTANTS
-from forethought.accounting.adaptive import FILTER, GAUSSIAN_FILTER, TOLERANCE
+from forethought.accounting.adaptive import CHOSEN, SELECTION, TOLERANCE
 from forethought.accounting.attack_bounds import Attack, Attained, attack_of, attained_of, bounded
 from forethought.accounting.interval import Interval, at_least, at_most
 from forethought.accounting.statement import (
@@ -382,13 +382,13 @@ def _mechanism(case: _Case) -> str | None:
             f"its plan; the statement has {count:,}"
         )
     # A search pays for whole trials; else a run may have stopped after some of its rounds.
-    least = len(planned) if s.way.batches_known is None else 1
+    least = len(planned) if s.accountant["kind"] in CHOSEN else 1
     if least <= count <= len(planned) and planned.first(count) == s.mechanism:
         return None
     again = any(one.code == "released-again" for one in s.caveats)
     if again and count == len(planned) and _no_more_noise(s.mechanism, planned):
         return None
-    if s.accountant["kind"] in (FILTER, GAUSSIAN_FILTER):
+    if s.accountant["kind"] in CHOSEN and s.accountant["kind"] != SELECTION:
         return "its rounds were chosen by results, and are not those of the plan.json beside it"
     raise StatementError("the statement's mechanism is not that of the plan.json beside it")
 
@@ -450,7 +450,7 @@ def _plan(case: _Case) -> str | None:
     left_out = [
         one
         for one in (caveats(case.plan.not_covered) if earlier else caveats_of(case.plan))
-        if one not in s.caveats and (one not in _ANSWERED or s.way.batches_known is not None)
+        if one not in s.caveats and (one not in _ANSWERED or s.accountant["kind"] not in CHOSEN)
     ]
     if left_out:
         raise StatementError(f"the statement leaves out what its plan says: {left_out[0]}")

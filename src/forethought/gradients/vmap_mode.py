@@ -730,8 +730,9 @@ class VmapMode(TorchFunctionMode):
 
     def __exit__(self, kind: Any, reason: BaseException | None, frames: Any) -> None:
         super().__exit__(kind, reason, frames)  # type: ignore[no-untyped-call]
-        # Kept, its traceback would keep the whole pass: graph and mode hold each other.
-        self.stopped = self.stopped if reason is None else None
+        if reason is not None:
+            # Kept, its traceback would keep the whole pass: graph and mode hold each other.
+            self.stopped = None
 
     # Interception of calls
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from forethought.accounting import verification
 from forethought.accounting.accountants import AGGREGATE, NETWORK, SECURE_AGGREGATION
-from forethought.accounting.adaptive import SELECTION
+from forethought.accounting.adaptive import CHOSEN, SELECTION
 from forethought.accounting.exact import CertificateError
 from forethought.accounting.interval import at_least, at_most
 from forethought.accounting.statement import (
@@ -262,7 +262,7 @@ def _in_book(
     elif again:
         same = same and _paid_again(ran, own, [one.charge.mechanism for one in again])
     else:
-        same = same and (statement.way.batches_known is None or own == ran)
+        same = same and (statement.accountant["kind"] in CHOSEN or own == ran)
     # As many other accounts pay for every phase, each what the run's own account pays.
     phases = [one for one in (*earlier, held) for _ in range(len(paying) // (1 + len(earlier)))]
     of_others, own_charges = (

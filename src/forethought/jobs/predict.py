@@ -307,15 +307,9 @@ def _applied(card: Path) -> Iterator[None]:
     # An edited card fails wherever its values are used.
     try:
         yield
-    except (
-        TypeError,
-        AttributeError,
-        LookupError,
-        RuntimeError,
-        pl.exceptions.PolarsError,
-    ) as error:
+    except (TypeError, AttributeError, LookupError, RuntimeError, pl.exceptions.PolarsError) as one:
         raise JobError(
-            f"{card} cannot be applied ({error!r}): if it was edited, restore it from a copy"
+            f"{card} cannot be applied ({one!r}): if it was edited, restore it from a copy"
         ) from None
 
 

@@ -315,17 +315,13 @@ class _TrialRounds:
         data = torch.utils._pytree.tree_map(lambda leaf: _like(leaf, count), self._form)
         mechanism = Mechanism(Rounds(1.0, ROUNDS, FullBatch()), adjacency="add-or-remove")
         plan = self._plan.with_(mechanism=mechanism, examples=count, budget=None)
-        how: dict[str, Any] = {
-            "progress": progress,
-            "log_every": ROUNDS,
-            "diagnostics": not progress,
-        }
+        how: dict[str, Any] = {"progress": progress, "log_every": ROUNDS, "micro_batch": size}
         with warnings.catch_warnings(record=True) as told, torch.random.fork_rng(devices=[]):
             warnings.simplefilter("always")
             here = copy_context()
             here.run(COMPARED.set, 0)  # copies need no comparison: nothing of them is released
-            given = {"loss": self._loss, "micro_batch": size, "seeds": Seeds(0, 0), **how}
-            here.run(train, model, data, plan, **given)
+            how |= {"loss": self._loss, "seeds": Seeds(0, 0), "diagnostics": not progress}
+            here.run(train, model, data, plan, **how)
         self.alone = any(issubclass(one.category, SlowGradientsWarning) for one in told)
 
 

@@ -595,11 +595,11 @@ def opened_task(
     first = next(p for p in model.parameters() if p.requires_grad)
     held_out = None if test is None else as_records(test, first.dtype, first.device, "test")
     chosen = default_loss(blank(records)[1]) if loss is None else of_each(loss)
-    own = {id(p) for p in chosen.parameters()} if isinstance(chosen, torch.nn.Module) else set()
-    if own - {id(p) for p in model.parameters()}:
+    weights = chosen.parameters() if isinstance(chosen, torch.nn.Module) else ()
+    if {id(p) for p in weights if p.requires_grad} - {id(p) for p in model.parameters()}:
         raise ValueError(
             "the loss has weights of its own, which would not be trained: make it a part of the "
-            "model, or freeze them as buffers"
+            "model, or freeze them (loss.requires_grad_(False))"
         )
     require_fit(model, chosen, records, dims=batch_dims)
     if held_out is not None:
