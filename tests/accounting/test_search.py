@@ -12,6 +12,7 @@ from forethought.accounting import exact, line_integral
 from forethought.accounting.dominating_pair import Bounds, Pair
 from forethought.accounting.interval import Interval
 from forethought.accounting.line_integral import Composition, Search
+from forethought.accounting.transform import IntegratedPairs
 from forethought.values.mechanism import Mechanism, Poisson, Rounds, WithoutReplacement
 
 PAIR = Pair(((1.0, 0.02),))
@@ -228,6 +229,27 @@ def test_kinds_that_hardly_differ_are_as_sharp_as_one(counts):
     got, same = (exact.enclose(m, 1, 1e-3, exact.Asked(5e-3)) for m in (Mechanism(*parts), one))
     assert got.relative_width <= 1e-3
     assert got.lower <= same.upper * (1 + 1e-5) and same.lower <= got.upper * (1 + 1e-5)
+
+
+def test_a_line_with_gaps_holds_between_its_points(monkeypatch):
+    """Half-way between two computed points no transform is larger than either point's bound."""
+    along, seen = IntegratedPairs.along, []
+
+    def spied(self, tilt, step, first, last, log_error, most_work, every=1, slack=None):
+        found = along(self, tilt, step, first, last, log_error, most_work, every, slack)
+        if slack is not None:
+            fine, _ = along(self, tilt, step / 2, 2 * first, 2 * last, log_error, math.inf)
+            bound = found[0].real + found[0].doubt
+            here, after = fine.real[::2] - fine.doubt[::2], fine.real[1::2] - fine.doubt[1::2]
+            assert (here <= bound + 1e-9).all()
+            assert (after <= bound + 1e-9).all() and (after[:-1] <= bound[1:] + 1e-9).all()
+            seen.append(len(bound))
+        return found
+
+    monkeypatch.setattr(IntegratedPairs, "along", spied)
+    parts = (Rounds(5 * (1 + 0.05 * i), 20, Poisson(0.1)) for i in range(12))
+    exact.enclose(Mechanism(*parts), 1, 1e-5, exact.Asked(5e-3))
+    assert sum(seen) > 10
 
 
 def test_no_lower_end_rests_on_a_mass_that_underflowed():
