@@ -75,6 +75,9 @@ def test_days():
     assert features[2, 1:].tolist() == pytest.approx([math.sin(angle), math.cos(angle)], abs=1e-6)
     german, _ = encoded({"date": ["2020-01-01", "2020-12-31"], "format": "%d.%m.%Y"}, ["1.7.2020"])
     assert german[0].tolist() == features[2].tolist()
+    for form, day in (("%d.%m.%Y", "01.07.2020 10:30"), ("%Y/%m/%d", "2020/07/01T10:30:00")):
+        timed, _ = encoded({"date": ["2020-01-01", "2020-12-31"], "format": form}, [day])
+        assert timed[0].tolist() == features[2].tolist()
     with pytest.raises(DataError, match="column x, expected"):
         encoded("date", ["2020-01-01", "May"])
 
@@ -93,6 +96,21 @@ def test_frames_with_types_of_their_own_are_read_alike():
         [1, 0],
         [0, 1],
     ]
+    as_floats = pl.Series([1.0, 2.0, None])  # what pandas makes of whole numbers and a gap
+    for words in (["1", "2"], ["1.0", "2"]):
+        kind = column("x", {"categories": words, "missing": "category"})
+        assert kind.encode("t", "x", as_floats, 0, outside).tolist() == [
+            [1, 0, 0],
+            [0, 1, 0],
+            [0, 0, 1],
+        ]
+    both = column("x", {"categories": ["1", "1.0"], "other": True})
+    assert both.encode("t", "x", pl.Series([1.0, 1.5]), 0, outside).tolist() == [
+        [0, 1, 0],
+        [0, 0, 1],
+    ]
+    written = column("x", {"date": ["2020-01-01", "2020-12-31"], "format": "%Y%m%d"})
+    assert written.encode("t", "x", pl.Series([20200101.0]), 0, outside)[0, 0] == -1
     nothing = column("x", {"range": [0, 1], "missing": "middle"})
     assert nothing.encode("t", "x", pl.Series([None, float("nan")]), 0, outside).tolist() == [
         [0],
@@ -188,6 +206,13 @@ def test_a_logarithm_spreads_what_lies_at_one_end():
     assert column("x", amount.to_value()) == amount
 
 
+def test_a_long_entry_is_shown_by_its_start():
+    for value in (["A"], "date", [0, 1]):
+        with pytest.raises(DataError) as refused:
+            encoded(value, ["x" * 3_000_000])
+        assert len(str(refused.value)) < 400
+
+
 @pytest.mark.parametrize("entry", ["high", "1,5", "inf", "nan1", "1_0", "0x10"])
 def test_what_is_no_number_is_refused(entry):
     with pytest.raises(DataError, match="column x, expected"):
@@ -197,6 +222,8 @@ def test_what_is_no_number_is_refused(entry):
 def test_decimal_commas():
     features, _ = encoded([0, 10], ["2,5", "5"], decimal=",")
     assert features[:, 0].tolist() == [-0.5, 0]
+    with pytest.raises(DataError, match="no point"):  # of thousands, or of another file
+        encoded([0, 2000], ["2,5", "1.234"], decimal=",")
 
 
 def test_a_code_hides_no_other_entry_and_is_read_as_the_file_writes_numbers() -> None:

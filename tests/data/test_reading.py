@@ -82,6 +82,23 @@ def test_parquet_and_excel(tmp_path, expected):
             both(f"{kind}:{tmp_path / 'broken'}")
 
 
+@pytest.mark.parametrize("kind", [pl.Categorical(), pl.Enum(["no", "yes", "NA", "A", "B", "25"])])
+def test_words_in_a_dictionary_are_words(tmp_path, kind):
+    """A gap in them is one as in any text, and numbers are numbers."""
+    rows = [("25", "A", "no"), ("NA", "NA", "yes"), ("25", "B", "NA"), ("25", "A", "yes")] * 20
+    frame = pl.DataFrame(rows, HEAD, orient="row").cast(kind)
+    frame.write_parquet(tmp_path / "t.parquet")
+    age, ward = {"range": [0, 100]}, {"categories": ["A", "B"]}
+    gaps = {"age": age | {"missing": "middle"}, "ward": ward | {"missing": "category"}}
+    schema = TableSchema(gaps, missing_label="drop")
+    data = load(
+        f"parquet:{tmp_path / 't.parquet'}", label="outcome", classes=["no", "yes"], schema=schema
+    )
+    assert len(data.train) + len(data.test) == 60
+    found = {tuple(row) for row in data.train.inputs.tolist()}
+    assert found == {(-0.5, 1, 0, 0), (0, 0, 0, 1)}
+
+
 cell = st.text(st.characters(codec="utf-8", exclude_characters='\0\r,"\n'), max_size=5)
 quoted = st.text(st.sampled_from('a,"\n é'), max_size=6)
 

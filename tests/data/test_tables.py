@@ -101,6 +101,7 @@ def test_values_to_regress_on(write):
         ("a,b,y\n1,2,0\n3,nan,1\n", "found nan in example 2, feature b"),
         ("a,b,y\n1,2,0\n3,inf,1\n", "found inf in example 2, feature b"),
         ("a,b,y\n1,2,0\n3,4,\n5,6,x\n", "found no label in example 2"),
+        ("a,b,y\n1,2,0\n3,4,1\n5,6,NA\n", "in example 3"),
         ("a,b,y\n1,2,0\n3,4,nan\n", "found label nan in example 2"),
         ("a,b,y\n1,2,0\n3,4,0\n", "only the label 0.0, expected two or more"),
         ("a,a,y\n1,2,0\n3,4,1\n", "two columns of one name"),
@@ -114,6 +115,13 @@ def test_values_to_regress_on(write):
 def test_faults_are_named(write, text, message):
     with pytest.raises(DataError, match=rf"t\.csv.*{message}"):
         load(write(text), label="y")
+
+
+def test_a_declared_class_may_be_called_nothing(write):
+    source = write("a,y\n" + "1,none\n2,some\n" * 20)
+    with pytest.raises(DataError, match="classes= declares"):
+        load(source, label="y")
+    assert load(source, label="y", classes=["none", "some"]).classes == 2
 
 
 def test_a_column_of_identifiers(write):

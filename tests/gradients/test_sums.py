@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from drawn import rand, randn, stream
 from forethought.gradients import clipped_sum, sums
@@ -649,3 +650,50 @@ def test_long_rows_are_added_in_short_slabs(batch: int, time: int, m: int, n: in
     assert float((outer.summed(factors, None) - expected).norm()) <= 2 * outer.off(None) * float(
         masses
     )
+
+
+@pytest.mark.parametrize("rows", [1, 3, 64, 300])
+@pytest.mark.parametrize("turned", [False, True], ids=["rows", "columns"])
+def test_large_products_are_within_the_bound_of_their_roundings(rows: int, turned: bool) -> None:
+    one, other = randn(rows, 200), randn(200, 400)
+    if turned:
+        one, other = randn(200, rows).t(), randn(400, 200).t()
+    exact = one.double() @ other.double()
+    most = sums.gamma(200, torch.float32) * (one.double().abs() @ other.double().abs())
+    for found in (sums.matmul(one, other), sums.product_in_blocks(one, other, 64)):
+        assert ((found.double() - exact).abs() <= most).all()
+
+
+def test_a_row_of_a_large_product_has_the_same_bits_in_every_block() -> None:
+    one, other = randn(256, 300), randn(300, 500)
+    whole = sums.matmul(one, other)
+    order = torch.from_numpy(np.random.default_rng(5).permutation(256))
+    assert torch.equal(sums.matmul(one[order], other), whole[order])
+    for size in (16, 48, 128):
+        assert torch.equal(sums.matmul(one[:size], other), whole[:size])
+
+
+def test_matrices_with_gaps_and_other_types_are_multiplied_too() -> None:
+    wide = randn(300, 900)
+    for one, other in (
+        (randn(64, 300), wide[:, ::2]),
+        (wide[::2, :300], wide[:, 100:500]),
+        (randn(64, 300).double(), wide.double()),
+    ):
+        exact = one.double() @ other.double()
+        torch.testing.assert_close(sums.matmul(one, other).double(), exact, rtol=1e-4, atol=1e-3)
+
+
+def test_gradients_pass_through_a_large_linear_map_twice() -> None:
+    weight, bias = randn(400, 200) / 16, randn(400)
+    x = randn(8, 200).requires_grad_()
+    fast = sums.fast_linear(x, weight, bias)
+    if fast is None:
+        pytest.skip("torch's own product is the faster one on this machine")
+    slopes = []
+    for outputs in (fast, F.linear(x, weight, bias)):
+        (first,) = torch.autograd.grad(outputs.sin().sum(), x, create_graph=True)
+        (second,) = torch.autograd.grad(first.square().sum(), x)
+        slopes.append((outputs.detach(), first.detach(), second))
+    for one, other in zip(*slopes, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-3)

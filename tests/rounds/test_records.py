@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections import UserDict
 from typing import Any
 
 import numpy as np
@@ -85,6 +86,76 @@ def test_digests_know_content_and_key() -> None:
 def test_records_that_change_are_refused_where_it_matters() -> None:
     with pytest.raises(ValueError, match="two different values"):
         as_records(Words(noisy=True), torch.float32).digest(b"k" * 32)
+
+
+class Refilled(Dataset[Any]):
+    """Every record is in the same memory."""
+
+    def __init__(self, made: Any) -> None:
+        self.row, self.label, self.numbers = made(2), made(()), [0, 0]
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> Any:
+        self.row[:], self.label[...], self.numbers[:] = index, index, [index, index]
+        return UserDict(x={"row": self.row}, numbers=self.numbers, label=self.label)
+
+
+def first(records: list[Any]) -> Any:
+    return {"x": records[0]["x"]["row"][None], "label": records[0]["label"][None]}
+
+
+@pytest.mark.parametrize("made", [torch.zeros, np.zeros])
+def test_a_data_set_may_refill_one_buffer(made: Any) -> None:
+    """Else one record would be every record of a batch, and move its sum by as many."""
+    inputs, targets = as_records(Refilled(made), torch.float32).take(np.array([2, 0, 3]))
+    assert inputs["x"]["row"].tolist() == [[2, 2], [0, 0], [3, 3]] and targets.tolist() == [2, 0, 3]
+    assert torch.stack(inputs["numbers"], 1).tolist() == [[2, 2], [0, 0], [3, 3]]
+
+
+def test_a_data_set_may_refill_what_a_collate_passes_on() -> None:
+    records = as_records(DataLoader(Refilled(torch.zeros), collate_fn=first), torch.float32)
+    inputs, targets = records.take(np.array([2, 0, 3]))
+    assert inputs["x"].tolist() == [[2, 2], [0, 0], [3, 3]] and targets.tolist() == [2, 0, 3]
+
+
+def test_a_collate_may_refill_one_buffer_and_write_into_what_it_gets() -> None:
+    buffer = torch.zeros(1, 2)
+
+    def collate(records: list[Any]) -> Any:
+        inputs, target = records[0]
+        buffer.copy_(inputs.mul_(2))
+        return buffer, torch.tensor([target])
+
+    listed = [(torch.full((2,), float(number)), number) for number in range(3)]
+    records = as_records(DataLoader(listed, collate_fn=collate), torch.float32)
+    for _ in range(2):
+        assert records.take(np.array([2, 1]))[0].tolist() == [[4, 4], [2, 2]]
+
+
+def test_text_in_a_record_is_refused() -> None:
+    listed = [{"x": torch.ones(2), "label": 0, "name": "a"}] * 3
+    with pytest.raises(TypeError, match="encode text"):
+        as_records(listed, torch.float32).take(np.array([0, 1]))
+
+
+@pytest.mark.parametrize("dtype", [">f4", ">f8", ">i2", np.longdouble])
+def test_numbers_of_other_machines_are_taken(dtype: Any) -> None:
+    rows = np.arange(6).reshape(3, 2).astype(dtype)
+    listed = [(row, 0) for row in rows]
+    for data in ((rows, np.arange(3, dtype=">i8")), listed):
+        inputs, _ = as_records(data, torch.float32).take(np.array([2, 0]))
+        assert inputs.tolist() == [[4, 5], [0, 1]]
+
+
+def test_masked_entries_are_refused() -> None:
+    rows = np.ma.masked_array(np.ones((3, 2)), mask=[[0, 1], [0, 0], [0, 0]])
+    with pytest.raises(ValueError, match="masked entries"):
+        as_records((rows, np.zeros(3)), torch.float32)
+    with pytest.raises(ValueError, match="masked entries"):
+        as_records([(row, 0) for row in rows], torch.float32).take(np.array([0]))
+    assert len(as_records((rows.filled(0), np.zeros(3)), torch.float32)) == 3
 
 
 def test_records_that_are_no_pairs_are_refused() -> None:
@@ -189,6 +260,8 @@ def test_an_arrow_data_set_is_read_by_index_without_its_text() -> None:
     inputs, targets = as_records(whole, torch.float64).take(np.array([4, 1]))
     assert inputs.dtype == torch.float64 and targets.tolist() == [0, 1]
     torch.testing.assert_close(inputs.float(), values[[4, 1]])
+    with pytest.raises(TypeError, match="data\\['train'\\]"):
+        as_records(datasets.DatasetDict(train=whole), torch.float32)
     named = whole.rename_column("x", "input_ids")
     taken, _ = as_records(named, torch.float32).take(np.array([0]))
     assert set(taken) == {"input_ids"}  # as a model of text takes it: by name

@@ -36,6 +36,27 @@ def test_exponential_follows_its_recursion() -> None:
     assert value == pytest.approx(expected, rel=1e-12)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_an_average_of_16_bits_keeps_small_steps(dtype: torch.dtype) -> None:
+    """The mean moves by less than the distance of two such numbers."""
+    weight = torch.nn.Parameter(torch.ones(1, dtype=dtype))
+
+    def made() -> IterateAverage:
+        return IterateAverage(Averaging("tail", fraction=1.0), {"w": weight}, 400)
+
+    average = made()
+    for done in range(1, 401):
+        with torch.no_grad():
+            weight.fill_(1 if done <= 200 else 2)
+        average.update(done)
+        state = {name: value.clone() for name, value in average.state().items()}
+        average = made()  # as after a checkpoint
+        average.restore(state)
+    assert average.values["w"].dtype == dtype
+    average.hand_over()
+    assert float(average.values["w"]) == float(weight.detach()) == 1.5
+
+
 def test_none_is_the_last_iterate() -> None:
     assert run(Averaging("none"), 5)[0] == 25.0
 

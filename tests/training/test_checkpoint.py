@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import resource
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,6 +18,9 @@ from forethought.training.optimizers import (
     optimizer_state,
     restore_optimizer,
 )
+from forethought.training.run import train
+from forethought.values.mechanism import Mechanism, Poisson, Rounds
+from forethought.values.plan import Plan
 from forethought.values.use import Optimizer
 
 
@@ -81,18 +85,68 @@ def test_every_release_is_kept_and_counted_once(tmp_path: Path) -> None:
 NEEDS_TWO_DIMENSIONS = {"muon"}
 
 
-@pytest.mark.parametrize("name", sorted(set(NAMES) - NEEDS_TWO_DIMENSIONS))
-def test_every_optimizer_continues_exactly(name: str, tmp_path: Path) -> None:
+class Counting(torch.optim.Optimizer):
+    """Keeps numbers, and a tensor, where other optimizers keep only settings."""
+
+    def __init__(self, params: Any, lr: float = 0.1) -> None:
+        super().__init__(params, {"lr": lr, "k": 0, "sum": torch.zeros(())})
+        self.steps = 0
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        self.steps += 1
+        for group in self.param_groups:
+            group["k"] += 1
+            group["sum"] = group["sum"] + group["k"]
+            for p in group["params"]:
+                p.add_(p.grad, alpha=-group["lr"] / (group["k"] + float(group["sum"]) + self.steps))
+
+
+class Wrapping(torch.optim.Optimizer):
+    """Leaves its steps to an optimizer of its own."""
+
+    def __init__(self, params: Any, lr: float = 0.1) -> None:
+        params = list(params)
+        super().__init__(params, {"lr": lr})
+        self.inner = torch.optim.SGD(params, lr=lr, momentum=0.9)
+
+    def step(self, closure: Any = None) -> None:
+        self.inner.step()
+
+
+class Listing(torch.optim.SGD):
+    """Keeps the weights and a function, neither of which is state."""
+
+    def __init__(self, params: Any, lr: float = 0.1) -> None:
+        self.listed, self.function = list(params), torch.sqrt
+        super().__init__(self.listed, lr)
+
+
+@pytest.fixture(autouse=True)
+def _own_optimizers(monkeypatch: pytest.MonkeyPatch) -> None:
+    for kind in (Counting, Wrapping, Listing):
+        monkeypatch.setattr(torch.optim, kind.__name__, kind, raising=False)
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        *((name, torch.float32) for name in sorted(set(NAMES) - NEEDS_TWO_DIMENSIONS)),
+        ("nadam", torch.float64),  # keeps float32 numbers beside float64 weights
+        ("torch.optim:Counting", torch.float32),
+    ],
+)
+def test_every_optimizer_continues_exactly(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
     def make() -> tuple[nn.Module, torch.optim.Optimizer]:
         reseed(0)
-        model = nn.Linear(3, 2)
+        model = nn.Linear(3, 2).to(dtype)
         return model, make_optimizer(Optimizer(name, 0.01, ()), model.parameters())
 
     def steps(model: nn.Module, optimizer: torch.optim.Optimizer, first: int, end: int) -> None:
         for index in range(first, end):
             generator = stream(index)
             for p in model.parameters():
-                p.grad = randn(p.shape, generator=generator)
+                p.grad = randn(p.shape, generator=generator).to(dtype)
             if isinstance(optimizer, AdamBC):
                 optimizer.expect_noise(0.1 * index)
             optimizer.step()
@@ -119,6 +173,24 @@ def test_state_that_cannot_be_stored_is_named() -> None:
     optimizer.state[model.weight]["history"] = [torch.zeros(2)]
     with pytest.raises(TypeError, match="keeps 'history' as"):
         optimizer_state(optimizer)
+
+
+def test_a_run_whose_optimizer_no_checkpoint_holds_is_refused_before_it_begins(
+    tmp_path: Path,
+) -> None:
+    data = torch.zeros(20, 3), torch.zeros(20, dtype=torch.int64)
+    rounds = Mechanism(Rounds(1.0, 2, Poisson(0.5)))
+    wrapped, listed = (
+        Plan(rounds, 20, 1e-5, optimizer=Optimizer(f"torch.optim:{name}", 0.1, ()))
+        for name in ("Wrapping", "Listing")
+    )
+    model = nn.Linear(3, 2)
+    before = model.weight.clone()
+    with pytest.raises(TypeError, match="keeps 'inner'"):
+        train(model, data, wrapped, out=tmp_path / "run")
+    assert torch.equal(model.weight, before) and not (tmp_path / "run").exists()
+    train(model, data, wrapped)  # without a folder there is nothing to continue
+    train(model, data, listed, out=tmp_path / "run")
 
 
 def test_a_release_that_is_not_written_whole_is_not_made(tmp_path: Path) -> None:

@@ -184,6 +184,14 @@ def test_a_model_that_cannot_train_is_refused_as_training_does() -> None:
         ft.cost(network().requires_grad_(False), table(), planned())
     with pytest.raises(TypeError, match=r"torch\.nn\.Module"):
         ft.cost("network", table(), planned())  # type: ignore[arg-type]
+    inputs, targets = table()
+    people = ft.data.of_persons(inputs.numpy(), targets.numpy(), [i // 2 for i in range(COUNT)], 2)
+    own = ft.plan(data=people, noise_multiplier=1.0, delta=1e-5, rounds=2, batch=8,
+                  person_as="contribution")  # fmt: skip
+    for data, plan in (table(), planned()), (people, own):
+        for door in ft.cost, ft.train:
+            with pytest.raises(TypeError, match="loss must be"):
+                door(network(), data, plan, loss=3)  # type: ignore[arg-type]
 
 
 def test_an_example_that_takes_nothing_fits_as_often_as_there_is_room() -> None:

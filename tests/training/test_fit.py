@@ -42,6 +42,13 @@ def test_held_out_records_are_looked_at_too() -> None:
         ft.train(nn.Linear(3, 2), (X, Y), PLAN, test=(X[:2] + 1, np.array([0, 9])))
 
 
+def test_labels_of_records_that_are_read_one_by_one_are_looked_at_when_they_are() -> None:
+    listed = list(zip(X, 2 * Y, strict=True))
+    with pytest.raises(ValueError, match="labels in data"):
+        ft.train(nn.Linear(3, 2), listed, PLAN, seed=1)
+    ft.train(nn.Linear(3, 3), listed, PLAN, seed=1)
+
+
 @pytest.mark.parametrize("piece", [1, 9, 1 << 20])  # numbers that are added at a time
 def test_features_that_are_not_finite_are_not_passed_over_in_silence(
     piece: int, monkeypatch: pytest.MonkeyPatch

@@ -37,6 +37,7 @@ def test_sgd_and_adam_are_known() -> None:
     [
         (Optimizer("sdg"), "did you mean 'sgd'"),
         (Optimizer("lbfgs"), "without noise"),
+        (Optimizer("sparseadam"), "unknown optimizer"),  # noised sums are dense
         (Optimizer("sgd", 0.1, (("momentun", 0.9),)), "no option 'momentun'"),
         (Optimizer("nowhere:Thing"), "cannot be loaded"),
         (Optimizer("torch:Tensor", options=()), "not a subclass"),

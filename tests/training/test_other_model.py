@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -91,6 +93,22 @@ def test_models_that_cannot_be_counted_are_refused_with_the_remedy() -> None:
         plan(model=nn.Linear)
     with pytest.raises(ValueError, match="trains nothing"):
         plan(model=nn.Flatten())
+
+
+@pytest.mark.parametrize(
+    "door", [ft.train, ft.cost, lambda model, data, plan: ft.private(model, None, data, plan)]
+)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_model_that_cannot_be_looked_into_is_refused_at_every_door(
+    door: Callable[[nn.Module, Any, Any], object],
+) -> None:
+    lazy = nn.Sequential(nn.LazyLinear(2))
+    before = repr(lazy)
+    with pytest.raises(ValueError, match="lazy layers"):
+        door(lazy, (X, Y), plan())
+    assert repr(lazy) == before
+    with pytest.raises(ValueError, match=r"'0' is a torch\.jit module"):
+        door(nn.Sequential(torch.jit.script(nn.Linear(3, 2))), (X, Y), plan())
 
 
 def test_lazy_layers_count_after_their_first_input() -> None:

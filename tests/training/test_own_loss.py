@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import pytest
@@ -50,6 +51,32 @@ def test_a_loss_that_is_a_mean_over_the_batch_is_refused() -> None:
     x, y = data()
     with pytest.raises(ValueError, match="value per example"):
         ft.train(nn.Linear(5, 3), (x, y), plan, loss=lambda o, t: F.cross_entropy(o, t))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_loss_that_takes_the_mean_of_its_batch_away_is_refused() -> None:
+    """Alone each example is its own mean, so that nothing is left of it."""
+    plan = ft.plan(examples=64, budget=ft.Budget(epsilon=8.0, delta=1e-3), epochs=2)
+
+    def centred(outputs: Tensor, targets: Tensor) -> Tensor:
+        return F.cross_entropy(outputs - outputs.mean(0), targets, reduction="none")
+
+    with pytest.raises(ValueError, match="sees the whole"):
+        ft.train(nn.Linear(5, 3), data(), plan, loss=centred)
+
+
+class Standardised(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward((x - x.mean(0)) / (x.std(0, correction=0) + 1e-5))
+
+
+def test_a_model_that_standardises_by_its_batch_is_told() -> None:
+    plan = ft.plan(examples=64, budget=ft.Budget(epsilon=8.0, delta=1e-3), rounds=1, parameters=18)
+    with pytest.warns(UserWarning, match="beside another one"):
+        ft.train(Standardised(5, 3), data(), plan)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ft.train(nn.Sequential(nn.Linear(5, 3), nn.Dropout()), data(), plan)
 
 
 # torch's criteria, whose mean over a batch is taken apart; columns of one number.

@@ -22,7 +22,12 @@ from forethought.jobs.load import load_job
 from forethought.jobs.train import prepare, run
 from forethought.planning.alternatives import plan_tuning
 from forethought.rounds.contributions import cross_entropy
-from forethought.training.records import PerPerson, PersonLoss, person_loss
+from forethought.training.records import (
+    CoincidingRecordsError,
+    PerPerson,
+    PersonLoss,
+    person_loss,
+)
 from forethought.training.search import train_until
 from forethought.utility.perturbing import utility_graph
 from forethought.values.mechanism import Persons
@@ -54,7 +59,7 @@ def test_every_person_has_their_own_rows_and_no_more_than_may_be(count, most, se
         there = found.targets[number] != EMPTY
         kept = {tuple(row) for row in found.inputs[number][there].tolist()}
         assert kept <= own and len(kept) == there.sum() == min(most, len(own))
-        assert not found.inputs[number][~there].any()
+        assert (found.inputs[number][~there] == found.inputs[number][0]).all() and there[0]
 
 
 def test_which_rows_are_kept_depends_on_that_person_alone():
@@ -270,6 +275,136 @@ def test_a_loss_of_ones_own_is_meant_over_a_persons_rows():
     assert torch.allclose(own(net(inputs), targets), person_loss(net(inputs), targets))
     flat = torch.from_numpy(split.inputs), torch.from_numpy(split.targets)
     assert torch.equal(own(net(flat[0]), flat[1]), cross_entropy(net(flat[0]), flat[1]))
+
+
+class Cosine(nn.Linear):
+    """Not finite for a row of zeros."""
+
+    def forward(self, inputs):
+        return super().forward(inputs / inputs.norm(dim=1, keepdim=True))
+
+
+@pytest.mark.parametrize(
+    ("made", "kind", "loss"),
+    [
+        (Cosine, "labels", None),
+        (Cosine, "labels", cross_entropy),
+        (Cosine, "values", None),
+        (nn.Linear, "values", lambda outputs, values: (outputs[:, 0] - values.log()).square()),
+        # Not finite for rows of class 0, of which there are none.
+        (nn.Linear, "labels", lambda outputs, labels: outputs[:, 0].exp() / labels.sqrt()),
+    ],
+)
+def test_a_person_with_few_rows_counts_where_a_model_or_loss_is_not_finite_at_zero(
+    made, kind, loss
+):
+    split, persons = rows(60, kind=kind)
+    targets = split.targets + 1 if kind == "labels" else np.abs(split.targets) + 1
+    data = ft.data.of_persons(split.inputs, targets, persons, 6)
+    plan = ft.plan(
+        data=data, budget=ft.Budget(8.0, 1e-3), rounds=2, person_as="contribution", parameters=16
+    )
+    found = ft.train(made(3, 4 if kind == "labels" else 1), data, plan, loss=loss, seed=1)
+    assert [row.non_finite for row in found.history] == [0] * len(found.history)
+
+
+def trained(data, loss=None, outputs=3):
+    plan = ft.plan(
+        data=data, budget=ft.Budget(8.0, 1e-3), rounds=3, person_as="contribution", parameters=16
+    )
+    net = model(outputs).model
+    ft.train(net, data, plan, loss=loss, seed=1, noise_seed=1)
+    return torch.cat([p.detach().flatten() for p in net.parameters()])
+
+
+def test_a_criterion_is_one_value_a_row():
+    data, _, _ = of()
+    assert torch.equal(trained(data, nn.CrossEntropyLoss()), trained(data, cross_entropy))
+    with pytest.raises(ValueError, match="one value"):
+        trained(data, lambda outputs, targets: nn.functional.cross_entropy(outputs, targets))
+
+
+def test_a_loss_of_ones_own_gets_the_labels_as_they_are():
+    split, persons = rows(60)
+    data = by_person(split, persons, 6)
+    scores, labels = model()(torch.from_numpy(data.inputs)), torch.from_numpy(data.targets)
+    signs = torch.where(labels == EMPTY, EMPTY, 2 * labels - 1)
+    one = PersonLoss(lambda out, y: nn.functional.softplus(-out[:, 0] * y), 1)(scores, signs)
+    other = PersonLoss(lambda out, y: nn.functional.softplus(-out[:, 0] * (2 * y - 1)), 1)
+    assert torch.equal(one, other(scores, labels))
+
+
+def test_several_values_a_row_have_the_usual_loss():
+    split, persons = rows(60)
+    data = ft.data.of_persons(split.inputs, split.inputs[:, :2], persons, 3)
+    own = trained(data, lambda outputs, values: (outputs - values).square().sum(1), 2)
+    assert torch.allclose(trained(data, None, 2), own, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["labels", "values"])
+def test_rows_of_persons_are_no_held_out_rows(kind):
+    data, split, _ = of(kind=kind)
+    plan = ft.plan(
+        data=data, budget=ft.Budget(8.0, 1e-3), rounds=2, person_as="contribution", parameters=16
+    )
+    net = model(3 if kind == "labels" else 1).model
+    own = split.inputs, split.targets
+    with pytest.raises(CoincidingRecordsError):
+        ft.train(net, data, plan, test=own)
+    with pytest.raises(CoincidingRecordsError):
+        train_until(net, data, plan, accuracy=0.9, test=own, decide_on="public")
+    others = np.concatenate([split.inputs + 9, data.train.inputs[:1]])
+    targets = np.concatenate([split.targets, data.train.targets[:1]])
+    mixed = ft.train(net, data, plan, test=(others, targets)).statement
+    assert any("equal to records" in str(use) for use in mixed.not_covered)
+
+
+def test_rows_of_persons_score_no_search():
+    data, split, _ = of()
+    trials = NegativeBinomialTrials.of_mean(2, shape=1)
+    candidates = plan_tuning(
+        data=data,
+        budget=ft.Budget(20.0, 1e-3),
+        rounds=2,
+        person_as="contribution",
+        trials=trials,
+        candidates=[{"learning_rate": 0.1}],
+    )
+    with pytest.raises(CoincidingRecordsError):
+        ft.tune(
+            lambda: model().model, data, candidates, trials=trials,
+            holdout=(split.inputs, split.targets), scoring="public",
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("nobody", [None, float("nan"), np.datetime64("NaT"), "NA", " n/a ", ""])
+def test_rows_without_a_person_are_not_one_persons(nobody):
+    split, persons = rows(20)
+    whose = [nobody if place in (3, 7) else name for place, name in enumerate(persons)]
+    with pytest.raises(DataError, match="no person"):
+        ft.data.of_persons(split.inputs, split.targets, whose, 3)
+
+
+def test_a_column_of_persons_with_a_gap_is_refused(tmp_path):
+    path = table(tmp_path / "t.csv")
+    path.write_text(path.read_text().replace("P1,", "NA,"))
+    with pytest.raises(DataError, match="no person"):
+        Job.parse(JOB.format(path=path)).load_data()
+
+
+def test_labels_may_be_true_and_false_but_not_several_a_row():
+    split, persons = rows(20)
+    data = ft.data.of_persons(split.inputs, split.targets > 0, persons, 3)
+    assert data.classes == 2 and data.train.targets.dtype == np.int64
+    with pytest.raises(DataError, match="one a row"):
+        ft.data.of_persons(split.inputs, split.targets[:, None], persons, 3)
+
+
+def test_masked_entries_of_persons_are_refused():
+    split, persons = rows(20)
+    masked = np.ma.masked_array(split.inputs, mask=split.inputs > 0)
+    with pytest.raises(DataError, match="masked"):
+        ft.data.of_persons(masked, split.targets, persons, 3)
 
 
 def test_a_search_is_over_persons_with_public_scores():

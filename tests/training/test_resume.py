@@ -8,6 +8,8 @@ import shutil
 import signal
 import subprocess
 import sys
+import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +105,39 @@ def test_unseeded_runs_resume_to_one_end(stopped: Path, tmp_path: Path) -> None:
     assert ends[0].history == ends[1].history
     # Rounds 9 to 11 were released twice, and were the same release both times.
     assert ends[0].statement.mechanism == plan().mechanism
+
+
+def with_a_hook() -> nn.Module:
+    model = nn.Linear(4, 2)
+    model.register_forward_hook(lambda module, inputs, outputs: 2 * outputs)
+    return model
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        with_a_hook,
+        lambda: nn.utils.spectral_norm(nn.Linear(4, 2)),
+        lambda: nn.utils.weight_norm(nn.Linear(4, 2)),
+    ],
+    ids=["a hook", "spectral norm", "weight norm"],
+)
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_a_model_with_hooks_is_the_same_when_it_is_made_again(
+    make: Callable[[], nn.Module], tmp_path: Path
+) -> None:
+    """Torch numbers all hooks of a process, and these hooks leave tensors in their modules."""
+
+    def die(event: Event) -> None:
+        if event.round == 3:
+            raise PowerCut
+
+    with pytest.raises(PowerCut):
+        train(make(), data(), plan(), out=tmp_path / "run", checkpoint_every=2, progress=die)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        run = train(make(), data(), plan(), out=tmp_path / "run", resume=True)
+    assert run.statement.mechanism == plan().mechanism
 
 
 @pytest.mark.parametrize(

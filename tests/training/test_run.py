@@ -404,7 +404,19 @@ def test_batch_normalisation_is_refused_with_the_fix() -> None:
         ({"resume": True}, ValueError, "give out"),
         ({"files": {"a": "b"}}, ValueError, "give out"),
         ({"loss": lambda o, t: o.sum()}, ValueError, "one value per example"),
+        ({"loss": "cross_entropy"}, TypeError, "loss must be"),
+        ({"loss": nn.CrossEntropyLoss}, TypeError, "loss must be"),
+        ({"loss": 0}, TypeError, "loss must be"),
         ({"seed": -1}, ValueError, "seed"),
+        (
+            {
+                "data": (np.zeros((200, 6)), np.zeros((200, 2))),
+                "test": (np.ones((9, 6)), np.zeros((9, 2))),
+                "plan": plan(schedule=Schedule("drops", decay=0.5)),
+            },
+            ValueError,
+            "no labels",
+        ),
         ({"plan": plan(optimizer=Optimizer("sdg"))}, ValueError, "did you mean"),
     ],
 )
@@ -422,6 +434,14 @@ def test_bad_input_is_refused(
             **given,
         )
     assert not called
+
+
+def test_progress_that_cannot_be_called_is_refused_before_a_round() -> None:
+    model = network()
+    before = weights(model)
+    with pytest.raises(TypeError, match="progress must be"):
+        train(model, data(), plan(), progress=True)  # type: ignore[arg-type]
+    assert torch.equal(weights(model), before)
 
 
 def test_files_cannot_take_the_runs_own_names_and_an_earlier_run_survives(tmp_path: Path) -> None:

@@ -5,12 +5,13 @@ arrays. No scaling constant comes from the data, so loading costs no privacy. If
 facts from a file (which labels, which categories), the data set's caveats say so.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from forethought.data.columns import Encoder, TableSchema
 from forethought.data.dataset import Dataset, Split, of_persons
 from forethought.data.files import DataError, TableFormat
 from forethought.data.sources import load, names
+from forethought.names import on_first_use
 
 if TYPE_CHECKING:
     from forethought.data.features import features_of
@@ -29,9 +30,5 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name != "features_of":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from forethought.data.features import features_of  # loads torch
-
-    return features_of
+# It loads torch.
+__getattr__, __dir__ = on_first_use(globals(), {"features": "features_of"})[1:]

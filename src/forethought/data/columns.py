@@ -33,6 +33,7 @@ _ENOUGH = 0.95
 # of a high to a middle number above which numbers are skewed; the largest number of different
 # numbers that may be codes.
 LOOKED, _SENTENCE, _IN_RUNS, _SKEWED, _FEW = 200_000, 40, 0.2, 12.0, 10
+_LONGEST = 80  # letters of an entry in a message
 
 
 @dataclass
@@ -81,8 +82,7 @@ class Seen:
             self.looked += len(hashes)
             self.same += int((hashes == hashes.shift(1)).sum())
             self.kept.append(hashes)
-        plain = present.str.replace_all(decimal, ".", literal=True) if decimal != "." else present
-        numbers = plain.cast(pl.Float64, strict=False).drop_nulls()
+        numbers = _pointed(present, decimal).drop_nulls()
         numbers = numbers.filter(numbers.is_finite())
         self.numbers += len(numbers)
         if len(numbers):
@@ -623,7 +623,7 @@ class PlainNumber(Column):
             missing = entry.strip().lower() in MISSING_WORDS
             raise UndeclaredError.unexpected(
                 where,
-                f"{entry!r} in column {name}, example {first + row + 1}",
+                f"{_shown(entry)} in column {name}, example {first + row + 1}",
                 f"a number{': fill or drop missing entries beforehand' if missing else ''}",
             )
         with np.errstate(over="ignore"):
@@ -695,7 +695,8 @@ class Category(Column):
 
     def absent(self, entries: pl.Series, decimal: str = ".") -> pl.Series:
         # A declared word keeps its meaning, even if it usually marks a missing entry.
-        return super().absent(entries, decimal) & ~_words(entries).is_in(list(self.words))
+        declared = _words(entries, self.words).is_in(list(self.words))
+        return super().absent(entries, decimal) & ~declared
 
     def to_value(self) -> Any:
         return _table({"categories": list(self.words)}, self, "other", "lenient")
@@ -703,14 +704,14 @@ class Category(Column):
     def _features(
         self, where: str, name: str, entries: pl.Series, absent: pl.Series, outside: Outside
     ) -> Features:
-        words = _words(entries)
+        words = _words(entries, self.words)
         strange = ~words.is_in(list(self.words)) & ~absent
         count = int(strange.sum())
         outside.note(outside.unknown, name, count)
         if count and not (self.other or self.lenient):
             row = int(strange.arg_true()[0])
             raise UndeclaredError(
-                f"{where}: found {words[row]!r} in column {name}, expected one of "
+                f"{where}: found {_shown(words[row])} in column {name}, expected one of "
                 f"{', '.join(self.words[:20])}: declare it, or write other = true"
             )
         found = [(words == word).cast(pl.Float32).to_numpy() for word in self.words]
@@ -758,8 +759,8 @@ class Date(Column):
 
     Args:
         first, last: the days; by default 1950 to 2049.
-        written: the format of days, as for ``strptime``; by default YYYY-MM-DD, with or without
-            a time behind it.
+        written: the format of days, as for ``strptime``; by default YYYY-MM-DD. Behind this and
+            the other usual forms of ten characters a time may stand, which is passed over.
     """
 
     first: date = CENTURY[0]
@@ -808,18 +809,18 @@ class Date(Column):
     def _features(
         self, where: str, name: str, entries: pl.Series, absent: pl.Series, outside: Outside
     ) -> Features:
-        words = _words(entries)
         if entries.dtype == pl.Date or entries.dtype == pl.Datetime:
             days = entries.cast(pl.Date)
-        elif self.written is None:
-            days = words.str.slice(0, 10).str.to_date("%Y-%m-%d", strict=False)
         else:
-            days = words.str.to_date(self.written, strict=False)
+            form = self.written or _FORMS[0]
+            # A time may stand behind these, as where ``forethought init`` finds them.
+            words = _words(entries).str.slice(0, 10 if form in _FORMS else None)
+            days = words.str.to_date(form, strict=False)
         wrong = days.is_null() & ~absent
         if wrong.any():
             row = int(wrong.arg_true()[0])
             raise UndeclaredError(
-                f"{where}: found {entries[row]!r} in column {name}, expected a day such as "
+                f"{where}: found {_shown(entries[row])} in column {name}, expected a day such as "
                 f"{self.first:{self.written or '%Y-%m-%d'}}: say how days are written with "
                 f'{name} = {{date = ["{self.first}", "{self.last}"], format = "%d.%m.%Y"}}'
             )
@@ -1003,8 +1004,10 @@ def outward(low: float, high: float, whole: bool) -> tuple[float, float]:
     """
     if low == high:
         return (int(low), int(low) + 1) if whole else (low, low + 1.0)
-    power = 10.0 ** math.floor(math.log10((high - low) / 10))
-    step = max(each * power for each in (1.0, 2.0, 5.0) if each * power <= (high - low) / 10)
+    most = (high - low) / 10
+    most = most if math.isfinite(most) else high / 10 - low / 10
+    power = 10.0 ** math.floor(math.log10(most))
+    step = max(each * power for each in (1.0, 2.0, 5.0) if each * power <= most)
     step = max(step, 1.0) if whole else step
     first, last = math.floor(low / step) * step, math.ceil(high / step) * step
     if 0 <= first <= 2 * step:
@@ -1037,11 +1040,18 @@ def as_numbers(
     if wrong.any():
         row = int(wrong.arg_true()[0])
         raise UndeclaredError(
-            f"{where}: found {entries[row]!r} in column {name}, expected a finite number"
+            f"{where}: found {_shown(entries[row])} in column {name}, expected a finite number"
+            f"{'' if decimal == '.' else f' with {decimal!r} before its fraction, and no point'}"
         )
     numbers: NDArray[np.float64] = values.to_numpy().astype(np.float64)
     hidden = absent.to_numpy()
     return np.where(hidden, np.nan, numbers) if hidden.any() else numbers
+
+
+def _shown(entry: object) -> str:
+    """An entry for a message; only the start of a long one."""
+    text = repr(entry)
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
 
 
 def _pointed(entries: pl.Series, decimal: str) -> pl.Series:
@@ -1049,12 +1059,17 @@ def _pointed(entries: pl.Series, decimal: str) -> pl.Series:
     if entries.dtype == pl.String:
         entries = entries.str.strip_chars()
         if decimal != ".":
+            # A point would then be between thousands: 1.234 is no number a little above one.
+            entries = entries.str.replace_all(".", "?", literal=True)
             entries = entries.str.replace_all(decimal, ".", literal=True)
     return entries.cast(pl.Float64, strict=False)
 
 
-def _words(entries: pl.Series) -> pl.Series:
-    return entries.cast(pl.String).str.strip_chars().fill_null("")
+def _words(entries: pl.Series, declared: Sequence[str] = ()) -> pl.Series:
+    words = entries.cast(pl.String).str.strip_chars().fill_null("")
+    if entries.dtype.is_float():  # 1, as a person writes it, and not 1.0, unless that is declared
+        words = words.zip_with(words.is_in(list(declared)), words.str.strip_suffix(".0"))
+    return words
 
 
 def _table(found: dict[str, Any], column: Column, *flags: str) -> dict[str, Any]:

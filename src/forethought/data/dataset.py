@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from forethought.data.columns import MISSING_WORDS
 from forethought.data.files import LABEL_NEEDED, DataError
 from forethought.values.caveats import Caveat, of_role
 
@@ -310,6 +311,13 @@ class Labels:
         values = _numbers(path, raw)
         kinds = np.unique(values)
         numeric = values.dtype.kind == "f"
+        if not numeric and (lacking := np.isin(np.char.lower(values), MISSING_WORDS)).any():
+            row = int(lacking.argmax())
+            raise DataError.unexpected(
+                path,
+                f"no label in example {row + 1}, only {str(values[row])!r}",
+                f"{LABEL_NEEDED}; classes= declares it if it is one",
+            )
         if self._declared.task == "regression":
             if not numeric:
                 row = next((at for at, entry in enumerate(raw) if not is_number(entry)), 0)
@@ -391,7 +399,7 @@ class Labels:
             raise DataError.unexpected(
                 path,
                 f"label {values[row]} in example {row + 1}",
-                f"one of {whose} {', '.join(map(str, self.kinds[:20]))}",
+                f"one of {whose} {', '.join(sorted(map(str, self.names or ()))[:20])}",
             )
         places = np.searchsorted(self.kinds, values).astype(np.int64)
         return places if self._order is None else self._order[places]
@@ -456,6 +464,8 @@ def _numbers(path: Path | str, raw: NDArray[Any]) -> NDArray[Any]:
 EMPTY = -100
 # A public constant: it makes the choice the same in every run, and independent of other hashes.
 _KEEP_KEY = b"forethought/kept rows/1"
+# Rows whose person is missing are not one person's; the last two are how pandas writes it.
+_NOBODY = frozenset({*MISSING_WORDS, "<na>", "nat"})
 MOST_ROWS = 1000
 
 
@@ -486,10 +496,18 @@ def of_persons(
         records_per_person: declared largest number of rows of a person that are kept.
 
     Raises:
-        DataError: a row without a person, different lengths, or a number outside 1 to 1000.
+        DataError: a row without a person, different lengths, several whole numbers a row, masked
+            entries, or a number outside 1 to 1000.
     """
+    if np.ma.is_masked(inputs) or np.ma.is_masked(targets):
+        raise DataError("some entries are masked: fill them (array.filled(…)), or drop these rows")
     values = np.asarray(targets)
-    labels = values.dtype.kind in "iu"
+    labels = values.dtype.kind in "iub"
+    if labels and values.ndim != 1:
+        raise DataError(
+            f"whole numbers as targets are classes, one a row, not of shape {values.shape}: give "
+            "targets.ravel(), or floats for several values a row"
+        )
     kept_as = values.astype(np.int64) if labels else values.astype(np.float32)
     rows = Split(np.asarray(inputs, np.float32), kept_as)
     if len(rows.inputs) != len(rows):
@@ -516,7 +534,7 @@ def _places(
     """The number of each row's person, and the row's position among that person's rows."""
     if isinstance(most, bool) or not 1 <= most <= MOST_ROWS:
         raise DataError(f"records_per_person must be from 1 to {MOST_ROWS}, not {most!r}")
-    if len(persons) != len(rows) or "" in persons:
+    if len(persons) != len(rows) or any(name.strip().lower() in _NOBODY for name in persons):
         raise DataError("a row has no person: drop it, or give it one")
     number: dict[str, int] = {}
     owner = np.array([number.setdefault(person, len(number)) for person in persons], np.int64)
@@ -537,8 +555,9 @@ def by_person(rows: Split, persons: Sequence[str], most: int) -> Split:
         most: declared largest number of rows of a person that are kept.
 
     Returns:
-        Inputs (P, most, …), zero where empty. Targets: of labels (P, most), :data:`EMPTY` where
-        empty; of K values a row (P, most, K + 1), the values and 1, or all 0 where empty.
+        Inputs (P, most, …), where empty those of the person's first row. Targets: of labels
+        (P, most), :data:`EMPTY` where empty; of K values a row (P, most, K + 1), the values and 1,
+        or where empty those of the first row and 0.
 
     Raises:
         DataError: a row without a person, or ``most`` outside 1 to 1000.
@@ -547,12 +566,16 @@ def by_person(rows: Split, persons: Sequence[str], most: int) -> Split:
     there = place < most
     at = owner[there], place[there]
     count = int(owner.max()) + 1 if len(owner) else 0
-    inputs = np.zeros((count, most, *rows.inputs.shape[1:]), np.float32)
-    inputs[at] = rows.inputs[there]
+    # Not zeros where empty: a model or loss that is not finite there would turn the weight of 0
+    # into NaN in the backward pass, and the person would contribute nothing.
+    firsts = np.flatnonzero(place == 0)
+    source = np.repeat(firsts[np.argsort(owner[firsts])], most).reshape(count, most)
+    source[at] = np.flatnonzero(there)
+    inputs = rows.inputs[source].astype(np.float32, copy=False)
     if rows.targets.dtype.kind == "f":
-        own = rows.targets.reshape(len(rows), -1)
+        own = rows.targets.reshape(len(rows), -1).astype(np.float32, copy=False)
         values = np.zeros((count, most, own.shape[1] + 1), np.float32)
-        values[(*at, slice(0, -1))] = own[there]
+        values[..., :-1] = own[source]
         values[(*at, -1)] = 1.0
         return Split(inputs, values)
     labels = np.full((count, most), EMPTY, np.int64)

@@ -9,6 +9,7 @@ import gzip
 import io
 import lzma
 import os
+import re
 import struct
 import sys
 import tempfile
@@ -61,9 +62,16 @@ DAMAGE = (OSError, EOFError, zlib.error, lzma.LZMAError)  # what a damaged compr
 
 
 def data_folder(folder: Path | str | None) -> Path | None:
-    """The given folder, or the one in the variable FORETHOUGHT_DATA, or None."""
+    """The given folder, or the one in the variable FORETHOUGHT_DATA, or None.
+
+    Raises:
+        DataError: the given one is no folder.
+    """
     chosen = folder or os.environ.get(FOLDER_VARIABLE)
-    return Path(chosen).expanduser() if chosen else None
+    found = Path(chosen).expanduser() if chosen else None
+    if found is not None and folder and not found.is_dir():
+        raise DataError(f"{found} is no folder: give the one with the data, or leave it out")
+    return found
 
 
 def find(name: str, files: Iterable[str], folder: Path | None) -> Path:
@@ -90,7 +98,7 @@ def find(name: str, files: Iterable[str], folder: Path | None) -> Path:
 
 
 def resolve(path: str, folder: Path | None) -> Path:
-    """The file that a user named: from the working directory, else from the data folder.
+    """The file that a user named: in the data folder, else in the working directory.
 
     Raises:
         DataError: no such file.
@@ -98,7 +106,7 @@ def resolve(path: str, folder: Path | None) -> Path:
     given = Path(path).expanduser()
     if not path:
         raise DataError("no file named: write the path behind the colon, as in csv:patients.csv")
-    tried = [given] if folder is None or given.is_absolute() else [given, folder / given]
+    tried = [given] if folder is None or given.is_absolute() else [folder / given, given]
     for place in tried:
         if place.is_file():
             return place
@@ -216,6 +224,8 @@ ENDINGS = {
 PIECE = 16 << 20
 _ROWS = 100_000
 _QUOTE, _NEWLINE, _RETURN = b'"'[0], b"\n"[0], b"\r"[0]
+# Excel's first line sep=; names the separator to Excel alone: it becomes a blank line.
+EXCEL = re.compile(r"\A\ufeff?sep=.(?=[\r\n])", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -386,7 +396,7 @@ class Table:
                     if text:
                         if "\r" in text:
                             text = text.replace("\r\n", "\n").replace("\r", "\n")
-                        yield text.encode()
+                        yield (text if at else EXCEL.sub("", text)).encode()
                     if not block:
                         return
                     at += len(block)
@@ -445,12 +455,14 @@ NO_ENTRY = frozenset(_NO_ENTRY.values())
 
 
 def _with_entries(frame: pl.DataFrame) -> pl.DataFrame:
-    """The frame with durations in seconds, and a word in place of each unsupported entry."""
+    """The frame with durations in seconds, words as text, and a word for each other entry."""
     changed = []
     for name, kind in frame.schema.items():
         word = _NO_ENTRY.get(kind.base_type().__name__.lower())
         if kind == pl.Duration:
             changed.append(pl.col(name).dt.total_microseconds() / 1e6)
+        elif kind in (pl.Categorical, pl.Enum):
+            changed.append(pl.col(name).cast(pl.String))
         elif word is not None:
             there = pl.col(name).is_not_null()
             changed.append(pl.when(there).then(pl.lit(word)).alias(name))

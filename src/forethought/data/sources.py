@@ -577,6 +577,8 @@ def load(
     where = data_folder(folder)
     kind, colon, path = source.partition(":")
     tabular, own_file = kind in _TABLES, kind in _FORMATS
+    if not (colon and own_file) and source not in (*_BUNDLED, *_ORIGINAL):
+        raise DataError(_unknown(source))
     labels = () if label is None or isinstance(label, str) else tuple(label)
     declared = Declared(task, None if classes is None else tuple(classes), width)
     tested = test is not None
@@ -632,10 +634,8 @@ def load(
             dataset = load_table(source, file, table, schema, aside, declared, test_path, holdout)
     elif source in _BUNDLED:
         dataset = _BUNDLED[source](source, where, holdout)
-    elif source in _ORIGINAL:
-        dataset = _ORIGINAL[source](source, where)
     else:
-        raise DataError(_unknown(source))
+        dataset = _ORIGINAL[source](source, where)
     if not isinstance(features, str) or features == "pixels":
         return dataset
     from forethought.data.features import best_features, with_features

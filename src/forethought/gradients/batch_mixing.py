@@ -9,6 +9,8 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
+from forethought.gradients.boundary import require_seen
+
 
 def _mixes(module: nn.Module) -> str | None:
     # The replacement for a layer that mixes examples; None for a layer that does not.
@@ -55,8 +57,8 @@ def check_model(model: nn.Module, grouped: bool = False) -> None:
 
     Raises:
         TypeError: not a module.
-        ValueError: no trainable parameter, or a layer that mixes examples; the message names every
-            such layer and its replacement.
+        ValueError: no trainable parameter, a torch.jit module, or a layer that mixes examples; the
+            message names every such layer and its replacement.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"the model must be a torch.nn.Module, not {type(model).__name__}")
@@ -64,6 +66,7 @@ def check_model(model: nn.Module, grouped: bool = False) -> None:
         raise ValueError("the model has no parameter with requires_grad=True: nothing to train")
     found = []
     for name, module in model.named_modules():
+        require_seen(name, module)
         instead = _mixes(module)
         if instead and not (grouped and isinstance(module, _BatchNorm)):
             where = f"{name} " if name else ""

@@ -88,6 +88,19 @@ class RefusedError(ValueError):
     """:class:`Refused` outside the pass, for its caller."""
 
 
+def require_seen(name: str, module: nn.Module) -> None:
+    """Refuse a torch.jit module.
+
+    Raises:
+        RefusedError: naming the module and what to use instead.
+    """
+    if isinstance(module, torch.jit.ScriptModule):
+        raise RefusedError(
+            f"module {name or type(module).__name__!r} is a torch.jit module, whose inside cannot "
+            "be seen: use the Python module it was made from"
+        )
+
+
 # torch's private functions, in one place.
 #
 # A lane tensor is the kind of tensor that ``torch.func.vmap`` hands to the function it maps: it

@@ -17,7 +17,17 @@ from torch.nn import functional as F
 from torch.overrides import handle_torch_function, has_torch_function
 
 from forethought.gradients import boundary
-from forethought.gradients.sums import Convolved, Dense, OneHot, Outer, Term, Window, wide
+from forethought.gradients.sums import (
+    Convolved,
+    Dense,
+    OneHot,
+    Outer,
+    Term,
+    Window,
+    fast_linear,
+    matmul,
+    wide,
+)
 from forethought.gradients.vmap_mode import (
     HANDLERS,
     Accepts,
@@ -82,12 +92,16 @@ def _linear_on_the_batch(
     if any(p is not None and (boundary.is_lane(p) or p.requires_grad) for p in shared):
         return NotImplemented
     with boundary.outside():
-        whole = boundary.rows(input)
+        whole, dim = boundary.physical(input)
         if whole.dim() < 2 or torch.is_autocast_enabled(whole.device.type):
             return NotImplemented
-        found = func(whole.flatten(0, -2), weight, bias)
+        if dim == whole.dim() - 1:
+            whole, dim = whole.movedim(dim, 0), 0
+        flat = whole.flatten(0, -2)
+        found = fast_linear(flat, weight, bias)
+        found = func(flat, weight, bias) if found is None else found
         found = found.view(*whole.shape[:-1], found.shape[-1])
-    return boundary.lane(found, 0, mode.level)
+    return boundary.lane(found, dim, mode.level)
 
 
 register_physical(_linear_on_the_batch, F.linear)
@@ -577,7 +591,7 @@ class Long:
         gate = gates.view(length, batch, 4, size).unbind(2)
         outs, cs, ts, i, f = (v.unbind(0) for v in (out, cells, tanhs, *gate[:2]))
         for t in scan.times(length):
-            steps[t].addmm_(h, matrix)
+            steps[t].add_(matmul(h, matrix))
             both[t].sigmoid_()
             news[t].tanh_()
             lets[t].sigmoid_()
@@ -609,7 +623,7 @@ class Long:
             sigmoid_into(torch.mul(dc, c, out=product), f[t], grad_input=af[t])
             tanh_into(torch.mul(dc, i[t], out=product), n[t], grad_input=an[t])
             sigmoid_into(torch.mul(dh, ts[t], out=product), o[t], grad_input=ao[t])
-            dc, dh = dc * f[t], whole[t] @ scan.weight
+            dc, dh = dc * f[t], matmul(whole[t], scan.weight)
             if past_h is not None and past_c is not None:
                 dc, dh = dc + past_c, dh + past_h
         return a, a, dh, dc
@@ -623,7 +637,8 @@ class Gated:
         out, inner = (gates.new_empty(length, batch, size) for _ in range(2))
         matrix = scan.weight.t()
         for t in scan.times(length):
-            hidden = h @ matrix if scan.bias is None else torch.addmm(scan.bias, h, matrix)
+            hidden = matmul(h, matrix)
+            hidden = hidden if scan.bias is None else hidden.add_(scan.bias)
             z = gates[t]
             z[:, : 2 * size].add_(hidden[:, : 2 * size]).sigmoid_()
             inner[t] = hidden[:, 2 * size :]
@@ -648,7 +663,7 @@ class Gated:
             a = hidden[t]
             a *= dh.unsqueeze(1)
             projected[t] *= dh.unsqueeze(1)
-            dh = torch.addmm(dh * u[t], a.view(batch, -1), scan.weight)
+            dh = matmul(a.view(batch, -1), scan.weight).add_(dh * u[t])
             dh = dh if past is None else dh + past
         return hidden.flatten(2), projected.flatten(2), dh, None
 
@@ -664,7 +679,7 @@ class PlainCell:
         out = torch.empty_like(gates)
         matrix = scan.weight.t()
         for t in scan.times(gates.shape[0]):
-            z = gates[t].addmm_(h, matrix)
+            z = gates[t].add_(matmul(h, matrix))
             z = z.relu_() if self.relu else z.tanh_()
             h = scan.keep(t, z, h)
             out[t] = h
@@ -677,7 +692,7 @@ class PlainCell:
         for t in scan.times(gates.shape[0], backwards=True):
             dh, past = scan.part(t, dh, given[0])
             a[t] *= dh
-            dh = a[t] @ scan.weight
+            dh = matmul(a[t], scan.weight)
             dh = dh if past is None else dh + past
         return a, a, dh, None
 
@@ -905,6 +920,15 @@ def _long_step(gates: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
     return o.sigmoid() * c.tanh(), c
 
 
+def _time_first(mode: VmapMode, x: Tensor) -> Tensor:
+    # In memory too, so that projections are in the scan's order: they are the larger ones.
+    if not boundary.is_lane(x):
+        return x
+    with boundary.outside():
+        whole, dim = boundary.physical(x)
+        return boundary.lane(whole.movedim(dim, 1).contiguous(), 1, mode.level)
+
+
 def _whole(steps: CellSteps, cell: bool) -> Callable[..., Any]:
     def layers(mode: VmapMode, x: Tensor, second: Any, third: Any, *rest: Any) -> Any:
         if isinstance(third, bool):  # in a supported call the third argument is no bool
@@ -914,7 +938,7 @@ def _whole(steps: CellSteps, cell: bool) -> Callable[..., Any]:
         states, weights = second, third
         *options, batch_first = rest
         h, c = states if cell else (states, None)
-        x = x.transpose(0, 1) if batch_first else x
+        x = _time_first(mode, x.transpose(0, 1) if batch_first else x)
         out, h, c = _layers(steps, x, h, c, weights, options, None)
         out = out.transpose(0, 1) if batch_first else out
         return (out, h, c) if cell else (out, h)

@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, reduce
 from itertools import product
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -189,25 +190,94 @@ def in_blocks(total: int, length: int, part: Callable[[int, int], Tensor]) -> Te
     return result
 
 
+# oneDNN computes products with a matrix of at least MANY numbers on x86 processors that Intel has
+# not made: MKL, which torch takes for float32, has half of oneDNN's speed there. The number of rows
+# on the left does not decide, so that a row has the same bits in every block; nor does the clock,
+# so that a run has the same bits when it is resumed.
+MANY = 1 << 15
+
+
+def _by_onednn() -> Callable[..., Tensor] | None:
+    """oneDNN's product of a matrix and a transposed one; None: take torch's."""
+    try:
+        with Path("/proc/cpuinfo").open("rb") as told:
+            if b"GenuineIntel" in told.read(1 << 12) or not torch._C.has_mkl:
+                return None
+        call = torch.ops.mkldnn._linear_pointwise
+        call(torch.ones(2, 3), torch.ones(2, 3), None, "none", [], "")
+    except (OSError, AttributeError, RuntimeError):  # not Linux; an operator of torch's own
+        return None
+    return lambda one, other, bias: call(one, other, bias, "none", [], "")
+
+
+_onednn = _by_onednn()
+
+
+def _large(one: Tensor, other: Tensor) -> bool:
+    """True if oneDNN takes one @ other; ``other`` or its transpose has to be without gaps."""
+    return (
+        _onednn is not None
+        and one.dtype == other.dtype == torch.float32
+        and one.device.type == other.device.type == "cpu"
+        and other.numel() >= MANY
+        and (other.is_contiguous() or other.t().is_contiguous())
+        and bool(torch.backends.mkldnn.enabled)
+    )
+
+
+def matmul(one: Tensor, other: Tensor) -> Tensor:
+    """one @ other of two matrices."""
+    watched = torch.is_grad_enabled() and (one.requires_grad or other.requires_grad)
+    if not watched and _large(one, other):
+        assert _onednn is not None
+        return _onednn(one, other.t(), None)
+    return one @ other
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(weight)
+        assert _onednn is not None
+        return _onednn(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        weight = ctx.saved_tensors[0]
+        found = fast_linear(gradient, weight.t(), None)
+        return gradient @ weight if found is None else found, None, None
+
+
+def fast_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None:
+    """F.linear of a matrix by oneDNN; weight and bias need no gradient. None: torch is faster."""
+    if x.dim() < 2 or not _large(x, weight.t()):
+        return None
+    found: Tensor = _Linear.apply(x, weight, bias)  # type: ignore[no-untyped-call]
+    return found
+
+
 def product_in_blocks(one: Tensor, other: Tensor, length: int) -> Tensor:
     """one @ other as float64, shapes (m, T), (T, n): products over ``length`` of T, added in turn.
 
     The products are in the precision of ``one``.
     """
     (rows, total), columns = one.shape, other.shape[1]
+    if _large(one, other) and not one.is_contiguous():
+        # oneDNN's operator copies its first matrix into rows: let that be the smaller one.
+        if other.numel() < one.numel():
+            return product_in_blocks(other.t(), one.t(), length).t().contiguous()
+        one = one.contiguous()
     result = one.new_empty(rows, columns, dtype=torch.float64)
     # On the CPU a few rows at a time are still in the cache when they are converted; other devices
     # take all at once. One buffer: new memory for every block costs as much as the products.
     step = max(FEW_ROWS, CACHED // max(1, columns)) if one.device.type == "cpu" else rows
-    buffer = one.new_empty(min(step, rows), columns) if total > length else None
     for at in range(0, rows, step):
         few = one[at : at + step]
-        sums = few[:, :length] @ other[:length]
-        for start in range(length, total, length):
-            assert buffer is not None  # there is more than one block
-            part, end = buffer[: len(few)], start + length
-            sums += torch.mm(few[:, start:end], other[start:end], out=part)
-        result[at : at + step] = sums
+        result[at : at + step] = in_blocks(
+            total,
+            length,
+            lambda at, to: matmul(few[:, at:to], other[at:to]),  # noqa: B023
+        )
     return result
 
 

@@ -1553,11 +1553,7 @@ def hooked(modules: Iterable[tuple[str, nn.Module]], sharded: bool = False) -> N
     if boundary.global_hooks(forwards=False):
         raise Refused("global backward hooks of modules see all examples at once: remove them")
     for name, module in modules:
-        if isinstance(module, torch.jit.ScriptModule):
-            raise Refused(
-                f"module {name or type(module).__name__!r} is a torch.jit module, whose inside "
-                "cannot be seen: use the Python module it was made from"
-            )
+        boundary.require_seen(name, module)
         if module._backward_hooks or module._backward_pre_hooks:
             raise Refused(
                 f"module {name or type(module).__name__!r} has backward hooks, which would see "

@@ -9,9 +9,11 @@ from __future__ import annotations
 import copy
 import functools
 import math
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -22,8 +24,16 @@ from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from forethought.gradients import BatchDims, ClippingRule, Dense, clipped_sum
-from forethought.gradients.batches import Blocks, batch_size, even_parts, filled, planned
-from forethought.gradients.boundary import ExternalState, ModuleState, Refused, turns
+from forethought.gradients.batches import (
+    Blocks,
+    batch_size,
+    call,
+    even_parts,
+    filled,
+    mapped,
+    planned,
+)
+from forethought.gradients.boundary import ExternalState, ModuleState, Refused, shards_of, turns
 from forethought.gradients.clipped import cross_entropy_slope, placed, rows_alike, separable
 from forethought.gradients.sums import (
     CHARGE,
@@ -539,6 +549,10 @@ def _cropped(images: Tensor, chance: Tensor, least: float) -> Tensor:
     return F.grid_sample(images, grid, padding_mode="border", align_corners=False)
 
 
+# Records on which a loss is tried; passes in lanes fill fewer than 16 up.
+_TRIED = 8
+
+
 def check_loss(
     model: torch.nn.Module,
     loss: Loss,
@@ -549,7 +563,7 @@ def check_loss(
 ) -> None:
     """Refuse models and losses that cannot be trained privately, before anything is released.
 
-    They are tried on records of zeros, so that the outcome reveals nothing about private records.
+    They are tried on made-up records, so that the outcome reveals nothing about private records.
 
     Args:
         records: their form is used, not their values.
@@ -575,7 +589,54 @@ def check_loss(
             groups = torch.zeros(batch_size(inputs, targets), dtype=torch.int64)
             clipped_sum(model, loss, inputs, targets, 1.0, groups)
             return
+        inputs, targets = _made_up(records)
         clipped_sum(model, loss, placed(inputs, dims), targets, 1.0, batch_dims=dims)
+        if dims is None and shards_of(model) is None:
+            _tell_mixing(model, inputs)
+
+
+def _made_up(records: Records) -> tuple[Any, Any]:
+    """A few unequal records in the form of the given ones: equal ones are equal to their mean.
+
+    They hold fixed numbers between 0 and 1, which are probabilities too, or the whole number 0,
+    which is a class and an index of any model.
+    """
+    generator = torch.Generator().manual_seed(0)
+
+    def some(leaf: Tensor) -> Tensor:
+        made = 0.05 + 0.9 * torch.rand(leaf.shape, generator=generator)
+        return made.to(leaf) if leaf.is_floating_point() else leaf
+
+    found: tuple[Any, Any] = mapped(blank(records, _TRIED), some)
+    return found
+
+
+def _tell_mixing(model: torch.nn.Module, inputs: Any) -> None:
+    """Warn of a model that gives a record clearly other outputs if another record is beside it."""
+
+    def first(count: int) -> Any:
+        return mapped(inputs, itemgetter(slice(count)))
+
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            found = [call(model, first(count)) for count in (1, 2, 2)]
+    except Exception:  # a model that is made for one record
+        return
+    for every in zip(*map(torch.utils._pytree.tree_leaves, found), strict=False):
+        if not all(isinstance(x, Tensor) and x.is_floating_point() and x.ndim for x in every):
+            continue
+        alone, paired, again = every
+        drawn = not torch.equal(paired, again)  # at random
+        if drawn or not alone.numel() or alone.shape != paired[:1].shape:
+            continue
+        if not (alone - paired[:1]).abs().max() <= 0.05 * paired.abs().max():
+            warnings.warn(
+                "the model gives an example other outputs beside another one (a mean over the "
+                "batch, batch_first=False), and it is trained on each example alone: let its "
+                "layers treat examples separately, or say which dimension has them (batch_dims=)",
+                stacklevel=5,
+            )
+            return
 
 
 # Passes over records that leave no trace in a model, and losses with one value per example.

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
+import copy
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence, Sized
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 from blake3 import blake3
+from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
 
 from forethought.gradients.boundary import own_part
@@ -149,6 +151,7 @@ class DatasetRecords:
 
     Attributes:
         label: the key of the targets if records are dicts, known after the first batch; else None.
+        check: refuses a batch's targets; None: nothing is known of them.
     """
 
     def __init__(
@@ -168,6 +171,7 @@ class DatasetRecords:
         self._device, self._collate = torch.device(device), collate
         self._form: Any = None
         self.label: str | None = None
+        self.check: Callable[[torch.Tensor], object] | None = None
 
     def __len__(self) -> int:
         return self._size
@@ -188,8 +192,11 @@ class DatasetRecords:
                 f"{', '.join(LABELS)}, one a record"
             )
         inputs = torch.utils._pytree.tree_map(lambda leaf: as_input(leaf, self._dtype), inputs)
+        targets = as_target(targets, self._dtype)
+        if self.check is not None and isinstance(targets, torch.Tensor):
+            self.check(targets)
         moved = torch.utils._pytree.tree_map(
-            lambda leaf: leaf.to(self._device), (inputs, as_target(targets, self._dtype))
+            lambda leaf: _on(leaf, self._device), (inputs, targets)
         )
         return moved[0], moved[1]
 
@@ -207,9 +214,15 @@ class DatasetRecords:
         return torch.utils._pytree.tree_unflatten(joined, structures[0])
 
     def _read(self, index: int) -> Any:
-        """One record of the data set; with the user's own ``collate``, a batch of this record."""
-        record = self._dataset[index]
-        return _plain(record if self._collate is default_collate else self._collate([record]))
+        """One record of the data set; with the user's own ``collate``, a batch of this record.
+
+        Copied before the next one is read: a data set or a ``collate`` that refills one buffer
+        would otherwise make every record of a batch the last one.
+        """
+        record = _copied(self._dataset[index])
+        if self._collate is not default_collate:
+            record = _copied(self._collate([record]))
+        return _plain(record)
 
     def digest(self, key: bytes) -> str:
         state = blake3(str(self._size).encode(), key=key)
@@ -237,6 +250,31 @@ _PAD = (
     "pad to one length that is public, such as tokenizer(..., padding='max_length', "
     "max_length=128). A batch's longest record would change what all others contribute"
 )
+
+
+def _on(leaf: Any, device: torch.device) -> Any:
+    if not hasattr(leaf, "to"):
+        raise TypeError(
+            f"records must hold numbers and tensors, not {type(leaf).__name__}: encode text "
+            "first, or leave it out"
+        )
+    return leaf.to(device)
+
+
+def _copied(part: Any) -> Any:
+    """A part of a record with tensors and arrays of its own, in containers of the same kind."""
+    if isinstance(part, torch.Tensor):
+        return part.clone()
+    if isinstance(part, np.ndarray):
+        return np.array(_array("a record", part))
+    if isinstance(part, Mapping):
+        own: Any = copy.copy(part) if isinstance(part, MutableMapping) else dict(part)
+        own.update({key: _copied(entry) for key, entry in part.items()})
+        return own
+    if isinstance(part, tuple | list):
+        parts = [_copied(entry) for entry in part]
+        return part._make(parts) if hasattr(part, "_make") else type(part)(parts)
+    return part
 
 
 def _plain(record: Any) -> Any:
@@ -402,6 +440,11 @@ def as_records(
         data = data.tensors
     label: str | None = None
     if isinstance(data, Mapping):
+        if data and all(map(_in_arrow, data.values())):
+            raise TypeError(
+                f"{name} holds the data sets {', '.join(map(str, data))}: give one of them, such "
+                f"as {name}[{next(iter(data))!r}]"
+            )
         label = label_of(data)
         data = ({key: part for key, part in data.items() if key != label}, data[label])
     if isinstance(data, DataLoader):
@@ -482,7 +525,7 @@ def as_target(tensor: Any, dtype: torch.dtype) -> Any:
 def _tensor(name: str, part: object) -> torch.Tensor:
     if isinstance(part, torch.Tensor):
         return part.detach()
-    array = np.asarray(part)
+    array = _array(name, part)
     if array.dtype.kind not in "fiub":
         raise TypeError(
             f"{name} must hold numbers, not an array of dtype {array.dtype}; encode text and "
@@ -490,6 +533,22 @@ def _tensor(name: str, part: object) -> torch.Tensor:
         )
     # torch shares the memory and warns about read-only arrays; these are copied here.
     return torch.from_numpy(np.require(array, requirements=("C", "W")))
+
+
+def _array(name: str, part: object) -> NDArray[Any]:
+    """An array as torch takes it: in this machine's byte order, and with at most 64 bits a number.
+
+    Raises:
+        ValueError: some entries are masked. Torch would not see the mask.
+    """
+    if np.ma.is_masked(part):
+        raise ValueError(
+            f"{name} has masked entries, whose values would be trained on: fill them "
+            "(array.filled(…)), or drop these records"
+        )
+    array = np.asarray(part)
+    long = array.dtype.kind == "f" and array.dtype.itemsize > 8
+    return array.astype(np.float64 if long else array.dtype.newbyteorder("="), copy=False)
 
 
 # Types for which the way through NumPy is faster.

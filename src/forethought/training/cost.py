@@ -35,9 +35,10 @@ from forethought.rounds.randomness import Seeds
 from forethought.rounds.records import Records, as_records
 from forethought.training.records import arranged, opened, usual_loss
 from forethought.training.run import train
-from forethought.values.checks import real, whole
+from forethought.values.checks import function, real, whole
 from forethought.values.mechanism import Examples, FullBatch, Mechanism, Persons, Rounds
 from forethought.values.plan import Plan
+from forethought.values.use import trained_parameters
 
 GB = 1e9
 # The first size of micro_batch that is tried, and the rounds at each size; the first round does
@@ -180,10 +181,12 @@ def cost(
             "the cost of plans that clip groups is not known beforehand: make the plan with "
             "clipping='example', or time a few rounds"
         )
+    function("loss", loss)
     check_model(model)
+    trained_parameters(model)
     plan = plan.with_(preparation=None)  # its one pass over the data takes no more memory
     held = plan.mean_batch if micro_batch is None else whole("micro_batch", micro_batch)
-    own = arranged(opened(data, None)[0], plan, loss or usual_loss(data))
+    own = arranged(opened(data, None)[0], plan, usual_loss(data) if loss is None else loss)
     persons = isinstance(plan.contribution, Persons)
     if persons:  # a person is one record now, clipped the same way
         plan = plan.with_(contribution=Examples())

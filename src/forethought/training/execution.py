@@ -8,7 +8,7 @@ import signal
 import threading
 import warnings
 from collections.abc import Iterator
-from dataclasses import InitVar, dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Any, TypedDict, Unpack
@@ -18,7 +18,7 @@ from torch import distributed
 
 from forethought.rounds.private_sum import Team, TeamError, present_team
 from forethought.rounds.randomness import Seeds
-from forethought.values.checks import whole
+from forethought.values.checks import settle, whole
 
 # The device: one that torch knows and this machine has, or a clear error.
 
@@ -261,16 +261,17 @@ class Execution:
     micro_batch: int | None = None
     checkpoint_every: int | None = None
     log_every: int | None = None
-    salted: InitVar[bool | None] = None
+    salted: bool | None = field(default=None, repr=False, compare=False)
 
-    def __post_init__(self, salted: bool | None) -> None:
-        if salted is not None:
+    def __post_init__(self) -> None:
+        if self.salted is not None:
             warnings.warn(
                 "Execution(salted=) does nothing: every round's noise is bound to its weights and "
                 "its sum. Leave it out",
                 DeprecationWarning,
                 stacklevel=3,
             )
+            settle(self, salted=None)  # said once: copies do not say it again
         for name in ("micro_batch", "checkpoint_every", "log_every"):
             value = getattr(self, name)
             if value is not None:

@@ -113,18 +113,20 @@ def watched(model: torch.nn.Module, loss: Callable[..., Any], key: bytes) -> dic
     """
     modules = dict(model.named_modules())
     kinds = dict.fromkeys(map(type, modules.values()))
+    # By their order: torch's keys count all hooks of a process, so that they differ in the next.
     hooked = [
-        {key: hook for key, hook in getattr(module, hooks).items() if not _shards(hook)}
+        dict(enumerate(hook for hook in getattr(module, hooks).values() if not _shards(hook)))
         for module in modules.values()
         for hooks in _HOOKS
     ]
+    weights = {p.data_ptr() for p in model.parameters() if not hasattr(p, "to_local")} - {0}
     held: dict[str, Any] = {
         "code of model or loss, or a value that it names": [loss, *kinds, *hooked],
         "plain attributes of the model": {
             name: {
                 part: value
                 for part, value in vars(module).items()
-                if not (part in OF_TORCH or part.startswith(_COMPOSED))
+                if not (part in OF_TORCH or part.startswith(_COMPOSED) or _follows(value, weights))
             }
             for name, module in modules.items()
         },
@@ -146,6 +148,12 @@ OF_TORCH = frozenset(vars(torch.nn.Module()))
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks")
 # Attribute that fully_shard leaves in a module; it belongs to the process and not to the run.
 _COMPOSED = "__composable_api_state"
+
+
+def _follows(value: Any, weights: set[int]) -> bool:
+    """True for a tensor made of weights, which a checkpoint holds (as weight_norm leaves one)."""
+    made = isinstance(value, torch.Tensor)
+    return made and (value.grad_fn is not None or value.data_ptr() in weights)
 
 
 def _shards(hook: Callable[..., Any]) -> bool:
@@ -741,6 +749,34 @@ class RunFolderExistsError(ValueError):
     """The folder already holds something: resume it, overwrite it, or choose another."""
 
 
+def require_only(folder: Path, *own: str) -> None:
+    """Refuse a file, and a folder that holds anything but files of these names, or hidden ones.
+
+    So nobody's results are replaced, and none lie beside those of something else.
+
+    Raises:
+        RunFolderExistsError: it is a file, or there is something else in it.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise RunFolderExistsError(f"{folder} is a file: give a folder")
+    others = {path.name for path in folder.iterdir()} if folder.exists() else set()
+    if any(name not in own and not name.startswith(".") for name in others):
+        raise RunFolderExistsError(f"{folder} is not empty: choose another folder")
+
+
+def require_files(files: Mapping[str, str]) -> None:
+    """Refuse texts that a caller cannot have in a run folder.
+
+    Raises:
+        ValueError: a name is a path, or a name that the run itself writes, or a text is none.
+    """
+    for name, text in files.items():
+        if Path(name).name != name or name in (*WRITTEN, CHECKPOINT, FIGURES, PHASES):
+            raise ValueError(f"files: {name!r} must be a plain name that no run writes itself")
+        if not isinstance(text, str):
+            raise ValueError(f"files: {name!r} must be a text, not {type(text).__name__}")
+
+
 class RunFolder:
     """The folder in which a run leaves its results.
 
@@ -783,8 +819,8 @@ class RunFolder:
             raise RunFolderExistsError(f"{self.path} is a file; a run needs a folder")
         if self.path.is_dir() and not self._untouched and not overwrite:
             raise RunFolderExistsError(
-                f"{self.path} is not empty: continue its run with resume (--resume), replace "
-                f"it with overwrite (--overwrite), or choose another folder{self._spent()}"
+                f"{self.path} is not empty: choose another folder, or train with resume (--resume) "
+                f"to continue its run, with overwrite (--overwrite) to replace it{self._spent()}"
             )
 
     def _spent(self) -> str:
@@ -856,15 +892,14 @@ class RunFolder:
             files: file name → text.
 
         Raises:
-            ValueError: a name is a path, or a name that the run itself writes, or a text is none;
-                an earlier run is then still there.
+            ValueError: as for :func:`require_files`; an earlier run is then still there.
         """
-        for name, text in files.items():
-            if Path(name).name != name or name in (*WRITTEN, CHECKPOINT, FIGURES, PHASES):
-                raise ValueError(f"files: {name!r} must be a plain name that no run writes itself")
-            if not isinstance(text, str):
-                raise ValueError(f"files: {name!r} must be a text, not {type(text).__name__}")
+        require_files(files)
         self.begin(overwrite=overwrite)
+        self.add(files)
+
+    def add(self, files: Mapping[str, str]) -> None:
+        """Write texts of the caller that :func:`require_files` takes."""
         for name, text in files.items():
             replace_file(self.path / name, text.encode())
 

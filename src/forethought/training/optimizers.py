@@ -6,6 +6,7 @@ import inspect
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from importlib import import_module
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 
 from forethought.gradients.boundary import cut_like
 from forethought.rounds.private_sum import Layout, NoisedSum
+from forethought.training.folder import fingerprint
 from forethought.values.checks import suggestion
 from forethought.values.mechanism import Correlated
 from forethought.values.plan import Plan, Round
@@ -40,7 +42,11 @@ class IterateAverage:
         self._parameters = dict(parameters)
         self._start = rounds - math.ceil(averaging.fraction * rounds)
         averaged = {} if averaging.kind == "none" else self._parameters
-        self._average = {name: value.detach().clone() for name, value in averaged.items()}
+        # At least float32: in 16 bits a small step towards an iterate would round to none.
+        self._average = {
+            name: value.detach().to(torch.promote_types(value.dtype, torch.float32), copy=True)
+            for name, value in averaged.items()
+        }
         self._pairs = [(self._average[name], self._parameters[name]) for name in self._average]
 
     def update(self, done: int) -> None:
@@ -53,12 +59,12 @@ class IterateAverage:
             # Before the tail begins the average is the iterate itself.
             weight = 1 / max(1, done - self._start)
         for average, parameter in self._pairs:
-            average.lerp_(parameter.detach(), weight)
+            average.lerp_(parameter.detach().to(average.dtype), weight)
 
     @property
     def values(self) -> dict[str, torch.Tensor]:
-        """Name → averaged parameter (the parameters themselves without averaging)."""
-        return self._average or {name: p.detach() for name, p in self._parameters.items()}
+        """Name → averaged parameter, in its own dtype (the parameter itself without averaging)."""
+        return {n: self._average.get(n, p).detach().to(p) for n, p in self._parameters.items()}
 
     @torch.no_grad()
     def hand_over(self) -> None:
@@ -586,26 +592,92 @@ def descent_of(
     return Descent(parameters, own, make_filter(plan.gradient_filter, plan.rounds))
 
 
+# What a checkpoint holds of an optimizer: numbers, words and tensors of its state, named by the
+# parameter's number, and of its groups, and the numbers and words among its own attributes.
+
+
+_PLAIN = (bool, int, float, str, type(None))
+_GROUP, _OWN = "group", "own"
+
+
 def optimizer_state(
     optimizer: torch.optim.Optimizer,
 ) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """An optimizer's state as tensors and JSON values; step sizes follow from the plan.
+    """An optimizer's state, groups and own numbers, as tensors and JSON values.
 
     Raises:
         TypeError: the state has a value that is neither.
     """
-    held = optimizer.state_dict()["state"].items()
-    every = {f"{at}/{name}": value for at, state in held for name, value in state.items()}
+    every: dict[str, Any] = {}
+    for at, state in optimizer.state_dict()["state"].items():
+        # State that is of no parameter, under a name of its own, has no place.
+        for name, value in state.items() if isinstance(at, int) else [(at, state)]:
+            if not isinstance(at, int) or not isinstance(value, (torch.Tensor, *_PLAIN)):
+                raise _not_stored(optimizer, name, value)
+            every[f"{at}/{name}"] = value
+    every |= {key: value for key, value in _rest_of(optimizer) if _fits(key, value)}
     tensors = {key: value for key, value in every.items() if isinstance(value, torch.Tensor)}
-    values = {key: value for key, value in every.items() if key not in tensors}
-    for key, value in values.items():
-        if not (value is None or isinstance(value, bool | int | float | str)):
-            raise TypeError(
-                f"{type(optimizer).__name__} keeps {key.partition('/')[2]!r} as "
-                f"{type(value).__name__}, which cannot be stored in a checkpoint; use another "
-                "optimizer or train without out"
-            )
-    return tensors, values
+    return tensors, {key: value for key, value in every.items() if key not in tensors}
+
+
+def _rest_of(optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, Any]]:
+    """(key, value) of what an optimizer holds in its groups and attributes of its own."""
+    for at, group in enumerate(optimizer.param_groups):
+        for name, value in group.items():
+            if name not in ("params", "lr"):  # step sizes follow from the plan
+                yield f"{_GROUP}{at}/{name}", value
+    for name, value in vars(optimizer).items():
+        if name not in _of_torch():
+            yield f"{_OWN}/{name}", value
+
+
+@cache
+def _of_torch() -> frozenset[str]:
+    """The attributes that every optimizer has."""
+    return frozenset(vars(torch.optim.SGD([torch.zeros(1)])))
+
+
+def _fits(key: str, value: Any) -> bool:
+    # A tensor among the attributes may be a weight, or share its memory.
+    return isinstance(value, _PLAIN if key.startswith(_OWN) else (torch.Tensor, *_PLAIN))
+
+
+def _not_stored(optimizer: torch.optim.Optimizer, name: str, value: Any) -> TypeError:
+    return TypeError(
+        f"{type(optimizer).__name__} keeps {name!r} as {type(value).__name__}, which cannot be "
+        "stored in a checkpoint: keep it as numbers and tensors in state[parameter] or in the "
+        "parameter groups, use another optimizer, or train without out="
+    )
+
+
+def require_stored(how: Optimizer, parameters: Iterable[torch.Tensor]) -> None:
+    """Refuse an optimizer that no checkpoint could continue, by a step of it on copies.
+
+    Raises:
+        TypeError: the step changes something that a checkpoint does not hold.
+    """
+    weights = [p.detach() for p in parameters]
+    copies = [torch.nn.Parameter(weight.clone()) for weight in weights]
+    tried = make_optimizer(how, copies)
+
+    def others() -> dict[str, tuple[bytes, Any]]:
+        held = (pair for pair in _rest_of(tried) if not _fits(*pair))
+        return {key: (fingerprint(value), value) for key, value in held}
+
+    before = others()
+    for copy in copies:
+        copy.grad = torch.ones_like(copy)
+    if hasattr(tried, "expect_noise"):
+        tried.expect_noise(1.0)
+    with torch.random.fork_rng(devices=[]):
+        tried.step()
+    optimizer_state(tried)
+    with torch.no_grad():  # an attribute may hold the weights themselves
+        for copy, weight in zip(copies, weights, strict=True):
+            copy.copy_(weight)
+    for key, (found, value) in others().items():
+        if key not in before or before[key][0] != found:
+            raise _not_stored(tried, key.partition("/")[2], value)
 
 
 def restore_optimizer(
@@ -613,8 +685,22 @@ def restore_optimizer(
 ) -> None:
     """The inverse of :func:`optimizer_state`."""
     state: dict[int, dict[str, Any]] = {}
-    for key, value in (*tensors.items(), *values.items()):
-        index, _, name = key.partition("/")
-        state.setdefault(int(index), {})[name] = value
     groups = optimizer.state_dict()["param_groups"]
+    for key, value in (*tensors.items(), *values.items()):
+        owner, _, name = key.partition("/")
+        if owner == _OWN:
+            setattr(optimizer, name, value)
+        elif owner.startswith(_GROUP):
+            group = groups[int(owner.removeprefix(_GROUP))]
+            at = group.get(name)
+            group[name] = value.to(at.device) if isinstance(at, torch.Tensor) else value
+        else:
+            state.setdefault(int(owner), {})[name] = value
     optimizer.load_state_dict({"state": state, "param_groups": groups})
+    # Torch moves each tensor to the parameter's device, and casts it, which would lose bits.
+    every = [p for group in optimizer.param_groups for p in group["params"]]
+    for index, held in state.items():
+        own = optimizer.state[every[index]]
+        for name, value in held.items():
+            if isinstance(value, torch.Tensor):
+                own[name] = value.to(own[name].device)

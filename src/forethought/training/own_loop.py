@@ -71,7 +71,7 @@ from forethought.training.run import TIME_AND_MEMORY, Run, in_the_book, randomne
 from forethought.values.caveats import Caveat
 from forethought.values.mechanism import Persons
 from forethought.values.plan import Paid, Payer, Plan, marked, step_sizes
-from forethought.values.use import Averaging
+from forethought.values.use import Averaging, trained_parameters
 
 OWN_LOOP = Caveat("own-loop")
 FINISHED = "the run is finished"
@@ -149,6 +149,7 @@ def private(
         data, _, found = opened(data, None)
         plan = with_caveats(plan, found)
         records = placed_records(model, arranged(data, plan).data, plan, execution.device)
+        trained_parameters(model)
         if optimizer is None:  # the step size is the plan's, chosen for a model
             warn_of_another_model(plan, model, given)
         rounds = _Rounds(model, optimizer, records, plan, execution, seeds, paid)

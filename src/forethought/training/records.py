@@ -7,6 +7,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from forethought.data import Dataset
 from forethought.data.dataset import EMPTY, PersonRows, by_person
 from forethought.data.files import DataError
 from forethought.gradients import BatchDims, check_model
-from forethought.gradients.batches import LaneBatch, call
+from forethought.gradients.batches import LaneBatch, call, losses
 from forethought.gradients.boundary import shards_of
 from forethought.gradients.clipped import outputs_in_front, placed
 from forethought.gradients.passes import contributions
@@ -28,12 +29,20 @@ from forethought.rounds.contributions import (
     cross_entropy,
     label_cross_entropy,
     mixing_layers,
+    of_each,
     squared_error,
     undisturbed,
 )
 from forethought.rounds.preparation import InputConstants, Prepared, require_prepared
 from forethought.rounds.randomness import Indices
-from forethought.rounds.records import Records, TensorRecords, as_records, blank, content
+from forethought.rounds.records import (
+    DatasetRecords,
+    Records,
+    TensorRecords,
+    as_records,
+    blank,
+    content,
+)
 from forethought.training.execution import check_model as check_unwrapped
 from forethought.training.execution import usable
 from forethought.values.caveats import Caveat
@@ -157,14 +166,18 @@ def require_fit(
     if form is None or form not in tried:
         tried[form] = _of_zeros(model, records, name, dims)
     outputs = tried[form]
+    check: Callable[[Tensor], None] | None = None
+    scores = outputs if isinstance(outputs, torch.Tensor) and outputs.ndim > 1 else None
+    if loss in (cross_entropy, person_loss) and scores is not None:
+        classes = scores.shape[1 if loss is cross_entropy else -1]
+        check = partial(_require_labels, dims=scores.ndim - 1, classes=classes, name=name)
+    if isinstance(records, DatasetRecords):
+        records.check = check  # each batch when it is read
     if not isinstance(records, TensorRecords):
         return
     targets = records.targets
-    scored = isinstance(outputs, torch.Tensor) and outputs.ndim == targets.ndim + 1
-    scored = scored and not targets.is_floating_point()  # those are values, not labels
-    if loss in (cross_entropy, person_loss) and isinstance(outputs, torch.Tensor) and scored:
-        classes = outputs.shape[1 if loss is cross_entropy else -1]
-        _require_labels(targets[targets != IGNORED], classes, name)
+    if check is not None:
+        check(targets)
     if targets.is_floating_point() and not bool(torch.isfinite(targets).all()):
         raise ValueError(f"targets in {name} are not finite: drop these records, or mend them")
     if records.inputs.is_floating_point() and not _sums_are_finite(records.inputs):
@@ -273,7 +286,10 @@ def _sums_are_finite(values: torch.Tensor) -> bool:
     )
 
 
-def _require_labels(targets: torch.Tensor, classes: int, name: str) -> None:
+def _require_labels(targets: torch.Tensor, dims: int, classes: int, name: str) -> None:
+    if targets.ndim != dims or targets.is_floating_point():
+        return  # values, or labels of another form, which the loss judges
+    targets = targets[targets != IGNORED]
     if not targets.numel():
         return
     least, most = int(targets.min()), int(targets.max())
@@ -510,16 +526,14 @@ def person_loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
             :func:`forethought.data.dataset.by_person` makes them.
     """
     labels = not targets.is_floating_point()
-    if targets.ndim == 1:
+    if targets.ndim < (2 if labels else 3):
         return cross_entropy(outputs, targets) if labels else squared_error(outputs, targets)
-    if labels:
-        there = (targets != EMPTY).to(outputs.dtype)
-        values = F.cross_entropy(
-            outputs.flatten(0, 1), targets.flatten(), reduction="none", ignore_index=EMPTY
-        ).view_as(there)
-    else:
-        wanted, there = targets.unbind(-1)
-        values = (outputs.reshape(wanted.shape) - wanted).square()
+    if not labels:
+        return PersonLoss(squared_error, 2)(outputs, targets)
+    there = (targets != EMPTY).to(outputs.dtype)
+    values = F.cross_entropy(
+        outputs.flatten(0, 1), targets.flatten(), reduction="none", ignore_index=EMPTY
+    ).view_as(there)
     return _mean_over_rows(values, there)
 
 
@@ -544,8 +558,10 @@ class PersonLoss:
             wanted = wanted.squeeze(-1) if self.ndim == 1 else wanted
         else:
             there = (targets != EMPTY).to(outputs.dtype)
-            wanted = targets.clamp(min=0)
-        values = self.loss(outputs.flatten(0, 1), wanted.flatten(0, 1)).view_as(there)
+            # The first row's label where empty, as its inputs are: any other may be none of its.
+            wanted = torch.where(targets == EMPTY, targets[:, :1], targets)
+        own = self.loss(outputs.flatten(0, 1), wanted.flatten(0, 1))
+        values = losses(own, there.numel()).view_as(there)
         return _mean_over_rows(torch.where(there > 0, values, torch.zeros_like(values)), there)
 
 
@@ -594,8 +610,19 @@ def arranged(data: object, plan: Plan, loss: Loss | None = None) -> Arranged:
         return Arranged((rows.inputs, rows.targets), loss)
     persons = by_person(rows, data.persons.tolist(), most)
     shape, ndim = rows.inputs.shape[1:], rows.targets.ndim
-    own: Loss = person_loss if loss is None else PersonLoss(loss, ndim)
+    own: Loss = person_loss if loss is None else PersonLoss(of_each(loss), ndim)
     return Arranged((persons.inputs, persons.targets), own, lambda model: PerPerson(model, shape))
+
+
+def as_rows(records: Records, model: nn.Module) -> Records:
+    """The rows inside the records of a model of persons; other records as they are."""
+    if not isinstance(model, PerPerson) or not isinstance(records, TensorRecords):
+        return records
+    inputs, targets = records.inputs.flatten(0, 1), records.targets.flatten(0, 1)
+    there = targets != EMPTY
+    if targets.is_floating_point():
+        targets, there = targets[:, :-1], targets[:, -1] > 0
+    return TensorRecords(inputs[there], targets[there])
 
 
 def of_rows(model: nn.Module) -> nn.Module:
@@ -714,4 +741,4 @@ def uncentred(plan: Plan) -> Plan:
         NotCentredWarning,
         stacklevel=3,
     )
-    return plan.with_(preparation=None)
+    return plan.remade(preparation=None)

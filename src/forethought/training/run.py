@@ -20,6 +20,7 @@ from forethought.gradients.batches import call
 from forethought.gradients.boundary import shards_of, trained_here, turns
 from forethought.gradients.clipped import outputs_in_front, placed
 from forethought.gradients.sharded import load_whole, take_shards, whole_state
+from forethought.ledger.book import unit_of
 from forethought.rounds.contributions import (
     Loss,
     check_loss,
@@ -71,6 +72,7 @@ from forethought.training.optimizers import (
     IterateAverage,
     descent_of,
     optimizer_state,
+    require_stored,
     restore_optimizer,
 )
 from forethought.training.records import (
@@ -79,6 +81,7 @@ from forethought.training.records import (
     CoincidingRecordsError,
     WeightCentring,
     arranged,
+    as_rows,
     coincide,
     declared,
     opened,
@@ -93,9 +96,10 @@ from forethought.training.records import (
     with_caveats,
 )
 from forethought.values.caveats import Caveat
+from forethought.values.checks import function
 from forethought.values.mechanism import Augmentation, LocalUpdates
 from forethought.values.plan import Paid, Payer, Plan, Transcript, marked, step_sizes
-from forethought.values.use import linear_layer
+from forethought.values.use import linear_layer, trained_parameters
 
 # The rounds of a Plan in order, and all state that changes between rounds.
 
@@ -386,6 +390,9 @@ class Task:
     paid: Paid | None = None  # only in the process that leads
     paid_before: int | None = None  # rounds of its reservation before this task; None: not a part
 
+    def __post_init__(self) -> None:
+        function("progress", self.progress)
+
 
 def train(
     model: torch.nn.Module,
@@ -536,8 +543,13 @@ def reserved(
             folder.require_free(overwrite)
         if folder is None or not (resume and folder.finished):
             path = None if folder is None else folder.path
-            group = plan.records_per_person
-            paying = ledger.paid(plan.mechanism, group=group, folder=path, resume=resume)
+            paying = ledger.paid(
+                plan.mechanism,
+                group=plan.records_per_person,
+                unit=unit_of(plan),
+                folder=path,
+                resume=resume,
+            )
             found.append(held.enter_context(paying))
 
     team.first(begin)
@@ -569,7 +581,8 @@ def task_of(
     batch_dims: gradients.BatchDims | None = None,
 ) -> Task:
     """The task of a call: data sets opened, their caveats added to the plan, persons arranged."""
-    loss = loss or usual_loss(data)
+    function("loss", loss)
+    loss = usual_loss(data) if loss is None else loss
     data, test, found = opened(data, test)
     own, plan = arranged(data, plan, loss), with_caveats(plan, found)
     return opened_task(own.wrapped(model), own.data, test, plan, own.loss, execution, batch_dims)
@@ -589,7 +602,9 @@ def opened_task(
     Raises:
         ValueError, TypeError: a part that cannot be run.
     """
+    function("loss", loss)
     records = placed_records(model, data, plan, execution.device)
+    trained_parameters(model)  # refuses lazy layers, which the first pass would change
     if take_shards(model) is not None:
         require_sharded(plan)
     first = next(p for p in model.parameters() if p.requires_grad)
@@ -605,11 +620,18 @@ def opened_task(
     if held_out is not None:
         require_fit(model, chosen, held_out, "test", batch_dims)
     check_loss(model, chosen, records, batch_dims, plan.contribution, plan.augmentation)
+    if plan.schedule.kind == "drops" and held_out is not None:
+        own = {name: p.detach() for name, p in trained_here(model).items()}
+        if evaluate(model, own, chosen, held_out, batch_dims)[1] is None:
+            raise ValueError(
+                "the schedule 'drops' looks at accuracy, and test= has no labels to measure it "
+                "on: take another schedule, such as 'cosine'"
+            )
     # An unknown optimizer is reported before anything is released, means for centring included.
     descent_of(plan, trained_here(model))
     if batch_dims is None and not isinstance(plan.contribution, LocalUpdates):
         require_reached(model, chosen, records)
-    same = held_out is not None and coincide(records, held_out)
+    same = held_out is not None and coincide(as_rows(records, model), held_out)
     caveats = [*declared(plan, held_out), *([COINCIDE] if same else [])]
     if batch_dims is not None:
         where = f"inputs {batch_dims.inputs}, outputs {batch_dims.outputs}"
@@ -665,6 +687,8 @@ def run_plan(task: Task) -> Run:
     plan, folder, model, team = task.plan, task.folder, task.model, task.team
     if folder is not None and team.first(lambda: task.resume and folder.finished):
         return _read_back(folder, model, plan, team)
+    if folder is not None:  # before anything is released, means for centring included
+        require_stored(plan.optimizer, trained_here(model).values())
     task = _centred(task)
     plan = task.plan
     if task.paid is not None and task.prepared is not None:
@@ -703,7 +727,7 @@ def run_plan(task: Task) -> Run:
     transcript = with_preparation(task.prepared, rounds)
     transcript.require(statement.mechanism, once=True)
     if rounds.again:
-        released = plan.with_(mechanism=rounds.mechanism(plan.mechanism.adjacency))
+        released = plan.remade(mechanism=rounds.mechanism(plan.mechanism.adjacency))
         more = Caveat("released-again", f"{rounds.again} of {len(rounds)}")
         statement = team.first(lambda: stated(released, more))
         before = len(plan.mechanism) - plan.rounds

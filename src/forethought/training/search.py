@@ -44,7 +44,7 @@ from forethought.accounting.adaptive import (
 from forethought.accounting.statement import SCORE, About, Randomness, Statement, account
 from forethought.data import Dataset as LoadedData
 from forethought.data.dataset import PersonRows
-from forethought.ledger.book import OverBudgetError
+from forethought.ledger.book import OverBudgetError, unit_of
 from forethought.ledger.paid_run import joined_evidence
 from forethought.rounds.contributions import Loss, mixing_layers
 from forethought.rounds.preparation import require_unprepared
@@ -71,12 +71,14 @@ from forethought.training.folder import (
     locked,
     remember,
     replace_file,
+    require_files,
     trained_before,
 )
 from forethought.training.metrics import Event, Metrics, evaluate, from_values, to_values
 from forethought.training.records import (
     CoincidingRecordsError,
     arranged,
+    as_rows,
     coincide,
     of_rows,
     opened,
@@ -152,7 +154,9 @@ def tune(  # noqa: C901, PLR0915
     score_noise: float | None = None,
     loss: Loss | None = None,
     out: str | Path | None = None,
+    files: Mapping[str, str] | None = None,
     overwrite: bool = False,
+    about: About | None = None,
     ledger: Payer | None = None,
     execution: Execution | None = None,
     seeds: Seeds | None = None,
@@ -176,7 +180,7 @@ def tune(  # noqa: C901, PLR0915
             ``"public"`` or ``"unprotected"`` scoring.
         score_noise: standard deviation of the noise on the count. Default: the smallest at which
             held-out records cost no more than training records.
-        loss, execution, short: as in :func:`forethought.train`.
+        loss, files, about, execution, short: as in :func:`forethought.train`.
         out: run folder of the best trial. Nothing is written before the search ends, so that no
             trace of other trials is left; an interrupted search starts again.
         overwrite: replace a run in ``out``.
@@ -226,6 +230,7 @@ def tune(  # noqa: C901, PLR0915
         score_noise = real("score_noise", score_noise, above=0)
     selection = selection_of(plans, trials, scoring, score_noise)
     score_noise = selection.score_noise
+    require_files(files or {})
     folder = None if out is None else RunFolder(out)
     with contextlib.ExitStack() as kept:
         kept.enter_context(locked(None if folder is None else folder.path))
@@ -233,7 +238,8 @@ def tune(  # noqa: C901, PLR0915
             folder.require_free(overwrite)
         paid = None
         if ledger is not None:
-            paying = ledger.paid(selection.candidates[0], selection=selection)
+            unit = unit_of(plans[0])
+            paying = ledger.paid(selection.candidates[0], selection=selection, unit=unit)
             paid = kept.enter_context(paying)
         loss = loss or usual_loss(data)
         given = data
@@ -262,7 +268,7 @@ def tune(  # noqa: C901, PLR0915
         if score is None:
             like = next(probe.parameters())
             held = as_records(holdout, like.dtype, like.device, "holdout")
-            same = coincide(first.records, held, "holdout")
+            same = coincide(as_rows(first.records, probe), held, "holdout")
             if scoring == "public" and same:
                 require_public((COINCIDE,), "holdout", "scoring='unprotected'")
             if scoring == "noised" and mixing_layers(probe):
@@ -288,14 +294,15 @@ def tune(  # noqa: C901, PLR0915
             value = float(score(found.model))
             if score_noise and found.transcript is not None:
                 right = round(value * size)
-                about = encoded((found.trial, score_noise, found.plan.noise))
-                bound = scores.bind(about, torch.tensor([right], dtype=torch.float64))
+                told = encoded((found.trial, score_noise, found.plan.noise))
+                bound = scores.bind(told, torch.tensor([right], dtype=torch.float64))
                 noise = scores.at(bound)
                 value = noised_count(right, score_noise, 1.0, found.plan.noise, noise) / size
                 found.transcript.append_other(SCORE, score_noise)
             if best is None or value > best[0] or math.isnan(best[0]):
                 best = (value, found)
-        return _best(make_model, best, plans[0], statements, folder, paid)
+        statements = {plan: replace(one, about=about) for plan, one in statements.items()}
+        return _best(make_model, best, plans[0], statements, folder, paid, files or {})
 
 
 def selection_of(
@@ -363,6 +370,7 @@ def _best(
     statements: Mapping[Plan, Statement],
     folder: RunFolder | None,
     paid: Paid | None,
+    files: Mapping[str, str],
 ) -> Tuned:
     """The result of a search: its best trial, with the statement of the search."""
     if best is None:
@@ -383,6 +391,7 @@ def _best(
     path = None if folder is None else folder.path
     shown = Run(of_rows(run.model), statement, (last,), plan, path, run.transcript)
     if folder is not None:
+        folder.add(files)
         folder.save_plan(plan)
         statement = folder.save_results(
             run.model.state_dict(), shown.history, statement, run.transcript
@@ -612,7 +621,7 @@ class PhaseState:
         )
         if self.filter is None:
             return account(self.plan.with_(not_covered=uses), randomness=self.randomness)
-        plan = self.plan.with_(mechanism=self.mechanism, not_covered=uses)
+        plan = self.plan.remade(mechanism=self.mechanism, not_covered=uses)
         return account(plan, randomness=self.randomness, accountant=self.filter.details())
 
     def history(self, statement: Statement) -> tuple[Metrics, ...]:
@@ -632,7 +641,7 @@ class PhaseState:
         plan = self.plan
         if self.filter is not None:
             uses = (*plan.not_covered, PHASES_ALONE)
-            plan = plan.with_(mechanism=self.mechanism, not_covered=uses)
+            plan = plan.remade(mechanism=self.mechanism, not_covered=uses)
         statement = self.statement(diagnostics)
         # All phases fixed in advance are accounted; a run may have stopped after some of them.
         self.transcript.require(statement.mechanism, stopped=self.filter is None)
@@ -793,7 +802,7 @@ def train_until(
         raise ValueError("next_phase= needs a plan with a budget, which the filter keeps")
     with contextlib.ExitStack() as held:
         held.enter_context(locked(None if folder is None else folder.path))
-        first = plan.with_(mechanism=plan.mechanism.first(plan.mechanism.rounds[0].count))
+        first = plan.remade(mechanism=plan.mechanism.first(plan.mechanism.rounds[0].count))
         apart = next_phase is not None and ledger is not None
         paid = None
         if not (apart and resume):  # a resumed phase is paid when its turn comes
@@ -923,7 +932,8 @@ def _paid_phase(
     path = None if where is None else where.path
     if path is not None:
         path.mkdir(parents=True, exist_ok=True)
-    return ledger.paid(part.plan.mechanism, folder=path, resume=path is not None)
+    unit, resume = unit_of(part.plan), path is not None
+    return ledger.paid(part.plan.mechanism, unit=unit, folder=path, resume=resume)
 
 
 def _kept(
@@ -972,7 +982,7 @@ def _phase_task(task: Task, state: PhaseState, index: int) -> Task:
     folder = None if task.folder is None else RunFolder(_place(task.folder, index))
     return replace(
         task,
-        plan=state.plan.with_(mechanism=part),
+        plan=state.plan.remade(mechanism=part),
         folder=folder,
         files={},
         execution=replace(task.execution, log_every=max(1, math.ceil(len(part) / ROWS))),

@@ -59,6 +59,12 @@ def whole(name: str, value: object, *, least: int = 1, most: int | None = None) 
     return number
 
 
+def function(name: str, value: object) -> None:
+    """Raise a TypeError if ``value`` is neither None nor something to call; classes are not."""
+    if value is not None and (isinstance(value, type) or not callable(value)):
+        raise TypeError(f"{name} must be a function, not {value!r}: give one, or leave it out")
+
+
 def settle(value: object, **fields: object) -> None:
     """Set fields of a frozen dataclass in its ``__post_init__`` or ``__init__``."""
     for name, found in fields.items():

@@ -245,7 +245,7 @@ def trained_parameters(model: Any) -> int:
     if any(type(p).__name__ == "UninitializedParameter" for p in trained):
         raise ValueError(
             "the model has lazy layers, whose sizes nobody knows before they see an input: call it "
-            "once on zeros, such as model(torch.zeros(1, 784)), or give parameters="
+            "once on zeros, such as model(torch.zeros(1, 784)), or plan with parameters="
         )
     if not trained:
         raise ValueError("the model trains nothing: none of its parameters requires a gradient")
