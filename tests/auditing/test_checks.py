@@ -176,6 +176,14 @@ def test_what_is_not_dealt_out_is_refuted() -> None:
     assert "records in rounds of other parts" in named(moved)
 
 
+def test_epochs_in_which_all_have_had_their_turn_early_pass() -> None:
+    source = np.random.default_rng(3)
+    turns = source.integers(10, size=(40, 6))
+    members = [np.flatnonzero(turns[t // 10] == t % 10) for t in range(400)]
+    found = participation.sampling_findings(ft.RandomAllocation(10), members, 6, source)
+    assert named(found) == []
+
+
 def batches(rounds: int = 60, examples: int = 600, rate: float = 0.1) -> list[np.ndarray]:
     source = np.random.default_rng(7)
     return [np.flatnonzero(source.random(examples) < rate) for _ in range(rounds)]

@@ -41,6 +41,11 @@ def test_overlaps_of_drawn_subsets_become_uniform() -> None:
     assert flat(found)
 
 
+def test_the_certain_overlap_of_nothing_is_uniform_too() -> None:
+    counts = np.zeros(2_000, dtype=int)
+    assert flat(exact.uniform_hypergeometric(counts, 0, 0, 0, np.random.default_rng(3)))
+
+
 def test_pairs_in_a_subset_have_the_counted_distribution() -> None:
     pairs, drawn = 4, 5
     counts = np.zeros(4)

@@ -64,6 +64,10 @@ def test_the_bound_is_the_largest_chance_that_the_theorem_allows(
     assert truth * (1 - 1e-6) <= one_run_p_value(m, r, v, claim) <= 1.06 * truth
 
 
+def test_more_right_guesses_than_the_smallest_chance_allows_refute() -> None:
+    assert one_run_p_value(200, 200, 200, gaussian(0.1)) == pytest.approx(1e-12)
+
+
 def gauss(source: np.random.Generator, there: np.ndarray) -> np.ndarray:
     """μ = 1, one canary independent of another."""
     return there + source.standard_normal(len(there))

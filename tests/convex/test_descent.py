@@ -345,3 +345,10 @@ def test_a_start_at_a_scale_is_drawn_from_it_and_the_same_every_time() -> None:
     np.testing.assert_allclose(begun[2], 9 * begun[0], atol=1e-12)
     # A standard deviation of 400 numbers is within 5 standard errors of its scale.
     assert abs(begun[0].std() / 0.05 - 1) < 5 / math.sqrt(800)
+
+
+def test_a_book_given_as_text_is_refused() -> None:
+    X, y = _data()
+    plan = _silent(convex.LogisticRegression(feature_bound=2.0), 80, 3, 1, 0.1, 1.0)
+    with pytest.raises(TypeError, match="such as ft"):
+        convex.descend(plan, X, y, ledger="b.db#p")

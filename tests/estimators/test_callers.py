@@ -9,12 +9,15 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from sklearn.base import clone
+from sklearn.calibration import CalibratedClassifierCV
 from sklearn.compose import TransformedTargetRegressor, make_column_transformer
-from sklearn.ensemble import VotingClassifier
+from sklearn.ensemble import BaggingClassifier, VotingClassifier
+from sklearn.feature_selection import SequentialFeatureSelector
 from sklearn.impute import SimpleImputer
 from sklearn.model_selection import (
     GridSearchCV,
     RandomizedSearchCV,
+    TunedThresholdClassifierCV,
     cross_val_score,
 )
 from sklearn.pipeline import make_pipeline, make_union
@@ -84,6 +87,39 @@ def test_a_search_in_other_processes_warns_once_here(table: Table) -> None:
     assert codes(search.best_estimator_) >= {CHOSEN}
 
 
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda: TunedThresholdClassifierCV(private(l2=0.1), cv=2),
+        lambda: SequentialFeatureSelector(private(l2=0.1), n_features_to_select=1, cv=2),
+        lambda: CalibratedClassifierCV(private(l2=0.1), cv=2),
+    ],
+)
+def test_all_that_use_private_scores_warn_once(made: Any, table: Table) -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        made().fit(*table)
+    found = [one for one in caught if issubclass(one.category, SelectionNotCoveredWarning)]
+    assert len(found) == 1
+
+
+@pytest.mark.filterwarnings("ignore::forethought.estimators.SelectionNotCoveredWarning")
+def test_a_model_under_a_tuned_threshold_says_so(table: Table) -> None:
+    tuned = TunedThresholdClassifierCV(private(l2=0.1), cv=2).fit(*table)
+    assert CHOSEN in codes(tuned.estimator_)
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_bagging_that_repeats_records_is_refused(jobs: int, table: Table) -> None:
+    from joblib import parallel_backend
+
+    with parallel_backend("threading"), pytest.raises(ValueError, match="bootstrap=False"):
+        BaggingClassifier(private(l2=0.1), n_estimators=2, n_jobs=jobs).fit(*table)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", SelectionNotCoveredWarning)
+        BaggingClassifier(private(l2=0.1), n_estimators=2, bootstrap=False).fit(*table)
+
+
 def test_searches_over_clones_of_one_estimator_warn_once(table: Table) -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -122,7 +158,19 @@ def test_the_statement_of_a_chosen_model_says_so(table: Table) -> None:
         (FunctionTransformer(), []),
         (RangeScaler(), []),
         (PolynomialFeatures(), []),
-        (SimpleImputer(strategy="constant"), []),
+        (FunctionTransformer(np.tanh), []),
+        (FunctionTransformer(lambda X: X - X.mean(0)), ["FunctionTransformer"]),
+        (SimpleImputer(strategy="constant", keep_empty_features=True), []),
+        # It drops the columns in which every entry is missing.
+        (SimpleImputer(strategy="constant"), ["SimpleImputer"]),
+        (
+            SimpleImputer(strategy="constant", keep_empty_features=True, add_indicator=True),
+            ["SimpleImputer"],
+        ),
+        (
+            make_column_transformer((RangeScaler(), [0]), remainder=StandardScaler()),
+            ["StandardScaler"],
+        ),
         (
             make_column_transformer(
                 (RangeScaler(), [0, 2]),

@@ -50,6 +50,8 @@ def test_delta_must_be_given_where_the_number_of_records_is_private() -> None:
         ({"epsilon": "much"}, TypeError, "epsilon must be a number"),
         ({"delta": 1.0}, ValueError, "delta must be"),
         ({"feature_bound": 0.0}, ValueError, "feature_bound must be .* above 0"),
+        ({"feature_bound": 1e200}, ValueError, "scale the features"),
+        ({"feature_bound": 1e-200}, ValueError, "scale the features"),
         ({"feature_bound": None}, TypeError, "feature_bound must be a number"),
         ({"l2": -1.0}, ValueError, "l2 must be .* at least 0"),
         ({"adjacency": "near"}, ValueError, "adjacency must be one of"),
@@ -98,7 +100,10 @@ def test_one_class_in_the_data_is_refused_where_they_are_read() -> None:
 
 @pytest.mark.parametrize(
     ("given", "error"),
-    [((1, 0), ValueError), ((0, np.inf), ValueError), (3, TypeError), ((0, 1, 2), TypeError)],
+    [
+        *[((1, 0), ValueError), ((0, np.inf), ValueError), (3, TypeError), ((0, 1, 2), TypeError)],
+        *[((-1.7e308, 1.7e308), ValueError), ((0, 5e-324), ValueError)],
+    ],
 )
 def test_ranges_of_targets_are_checked(given: Any, error: type) -> None:
     with pytest.raises(error, match="target_range must"):
@@ -108,6 +113,12 @@ def test_ranges_of_targets_are_checked(given: Any, error: type) -> None:
 def test_three_classes_of_a_support_vector_machine_name_the_way_out() -> None:
     with pytest.raises(ValueError, match="use PrivateLogisticRegression"):
         PrivateSVC(epsilon=1.0, feature_bound=2.0, classes=[0, 1, 2]).fit(X, LABELS)
+
+
+def test_a_book_given_as_text_is_refused() -> None:
+    for fitted in (logistic(ledger="b.db#p"), logistic(ledger="b.db#p", l2=0.1)):
+        with pytest.raises(TypeError, match="such as ft"):
+            fitted.fit(X, LABELS)
 
 
 def test_weights_are_refused_with_the_reason() -> None:

@@ -263,6 +263,15 @@ def test_targets_beyond_the_range_go_to_its_end() -> None:
     assert np.abs(one.predict(1e6 * X)).max() <= 0.9
 
 
+def test_a_target_far_beyond_a_narrow_range_goes_to_its_end_too() -> None:
+    X = rows(100)
+    y = np.r_[np.zeros(99), 1e305]
+    given = {"epsilon": 1.0, "feature_bound": BOUND, "target_range": (0, 1e-6)}
+    assert PrivateLinearRegression(**given).fit(X, y).targets_clipped_ == 1
+    with pytest.raises(ValueError, match="targets lie beyond"):
+        PrivateLinearRegression(**given, above="refuse", fit_intercept=False).fit(0 * X, y)
+
+
 @pytest.mark.parametrize("form", [sparse.csr_array, sparse.csc_matrix, sparse.coo_array])
 def test_sparse_rows_are_the_same_rows(form: Any) -> None:
     X = rows(300)

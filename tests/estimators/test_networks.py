@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from typing import Any
 
 import numpy as np
@@ -89,6 +90,58 @@ def test_what_makes_no_module_is_refused() -> None:
     for module, words in ((3, "module must be a torch module"), (lambda *_: 3, "not a torch")):
         with pytest.raises(TypeError, match=words):
             classifier(module=module).fit(X, LABELS)
+
+
+class OfItsOwnPrecision(nn.Linear):
+    """It sets its precision, and has a buffer that is not stored."""
+
+    def __init__(self, features: int, outputs: int) -> None:
+        super().__init__(features, outputs)
+        self.register_buffer("scale", torch.full((features,), 0.5), persistent=False)
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return super().forward(input.float() * self.scale)
+
+
+class WithBuffer(nn.Linear):
+    """A layer whose matrix of constants is not stored with it."""
+
+    def __init__(self, features: int, outputs: int) -> None:
+        super().__init__(features, outputs)
+        self.register_buffer("turn", torch.eye(features), persistent=False)
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return super().forward(input @ self.turn)
+
+
+@pytest.mark.parametrize("module", [OfItsOwnPrecision, WithBuffer])
+def test_what_was_fitted_can_predict(module: Any) -> None:
+    fitted = classifier(module=module, epochs=1).fit(X, LABELS)
+    probabilities = fitted.predict_proba(X[:5])
+    assert probabilities.dtype == np.float64
+    assert probabilities.sum(1) == pytest.approx(1, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("module", "words"),
+    [(lambda *_: nn.Linear(4, 3), "for one row"), (lambda *_: nn.Linear(5, 2), "cannot predict")],
+)
+def test_what_could_not_predict_spends_no_budget(module: Any, words: str) -> None:
+    class Book:
+        def paid(self, *_: Any, **__: Any) -> None:
+            raise AssertionError("charged")
+
+    with pytest.raises(ValueError, match=words):
+        classifier(module=module, ledger=Book()).fit(X, LABELS)
+    with pytest.raises(ValueError, match="for one row"):
+        PrivateRegressor(nn.Linear(4, 2), epsilon=1.0, target_range=(0, 1)).fit(X, X[:, 0])
+
+
+def test_a_stored_network_predicts_without_dropout() -> None:
+    module = nn.Sequential(nn.Dropout(0.5), nn.Linear(4, 2))
+    fitted = classifier(module=module, epochs=1).fit(X, LABELS)
+    back = pickle.loads(pickle.dumps(fitted))
+    assert (back.decision_function(X) == fitted.decision_function(X)).all()
 
 
 def test_a_layer_that_mixes_records_is_refused() -> None:

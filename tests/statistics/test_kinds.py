@@ -198,6 +198,56 @@ def test_a_word_is_in_one_bin_and_counts_as_itself() -> None:
     assert one.tally(read).tolist() == [2, 1, 2]
 
 
+@pytest.mark.parametrize("true", [True, 1, 1.0, "1", "1.0", " 1", "true", "True"])
+def test_a_declared_word_may_be_a_truth_or_a_number(true: Any) -> None:
+    one = Histogram(column="word", categories=(true, "A"))
+    for held in ([True, False], [1, 0], [1.0, 0.0], ["true", "false"], np.array([1.0, 0.0])):
+        read = rows({"word": held, "t": [1.0, 2.0], "s": [0.9, 0.1]}, {"word", "t", "s"})
+        assert one.tally(read).tolist() == [1, 0]
+        if isinstance(true, str):
+            assert Count(where={"word": true}).tally(read).tolist() == [1]
+        events = Survival(time="t", event="word", happened=true, until=2, steps=2)
+        assert events.estimates(events.tally(read), 0.0, 2)[0].value == pytest.approx(0.5)
+        area = AUC(score="s", label="word", positive=true)
+        assert area.estimates(area.tally(read), 0.0, 2)[0].value == pytest.approx(1)
+
+
+def test_a_share_of_none_or_of_all_is_not_certain_for_the_population() -> None:
+    """Without noise, Wilson's interval: of none of n it reaches to z²/(n + z²)."""
+    square, n = 1.959963984540054**2, 100
+    most = square / (n + square)
+    (none,) = Count().estimates(np.array([0.0]), 0.0, n)
+    assert (none.low, none.high, none.sampled_low) == (0, 0, 0)
+    assert none.sampled_high == pytest.approx(n * most)
+    (every,) = Accuracy().estimates(np.array([100.0]), 0.0, n)
+    assert (every.low, every.sampled_high) == (1, 1)
+    assert every.sampled_low == pytest.approx(1 - most)
+    (bin_, _) = Histogram(column="x", range=(0, 1), bins=2).estimates(np.zeros(2), 0.0, n)
+    assert bin_.sampled_high == pytest.approx(n * most)
+    (total,) = Sum(column="x", range=(0, 1)).estimates(np.array([0.0]), 0.0, n)
+    assert total.sampled_high == pytest.approx(n * most)
+
+
+def test_a_mean_of_few_records_has_the_interval_of_a_ratio() -> None:
+    """Fieller's: all means m for which the sum less m times the count is within its noise."""
+    one, std, scale = Mean(column="x", range=(2, 4), where=MEN), 3.0, float(1 << 20)
+    for total, count in ((20.0, 40.0), (9.0, 15.0), (-14.0, 14.0), (5.0, 6.0), (0.5, -1.0)):
+        tally = np.array([total, count / 2]) * scale
+        (found,) = one.estimates(tally, std * scale, 1000)
+        means = np.linspace(-1, 1, 20_001)
+        held = max(1.0, count)
+        off = (max(-held, min(held, total)) - means * held) ** 2 / 1.959963984540054**2
+        near = 3 + means[off <= std**2 * (1 + 4 * means**2)]
+        far = 3 + means[off <= std**2 * (1 + 4 * means**2) + held * (1 - means**2)]
+        if count > 12:
+            assert [found.low, found.high] == pytest.approx([near.min(), near.max()], abs=2e-4)
+            assert [found.sampled_low, found.sampled_high] == pytest.approx(
+                [far.min(), far.max()], abs=2e-4
+            )
+        else:  # the count may be 0
+            assert [found.low, found.high] == [2, 4]
+
+
 def test_what_comes_out_without_noise_is_what_was_asked() -> None:
     generator = np.random.default_rng(3)
     n = 4000
@@ -301,6 +351,11 @@ def test_a_missing_entry_is_refused_or_adds_nothing() -> None:
         (Accuracy, {"where": MEN}, "over all records"),
         (Count, {"where": {"x": 3}}, "a word, several words"),
         (Count, {"where": {"x": (3, 1)}}, "a word, several words"),
+        (Count, {"where": "age"}, "declare conditions"),
+        (Count, {"where": 5}, "declare conditions"),
+        (Count, {"where": (("g", "a"), ("g", "b"))}, "two conditions"),
+        (Histogram, {"column": "x", "categories": 5}, "list of words"),
+        (Histogram, {"column": "x", "categories": (1, "1.0")}, "different words"),
         (Count, {"missing": "drop"}, "missing must be one of"),
         (Count, {"weight": 0}, "weight must be"),
         (Count, {"noise_multiplier": -1}, "noise_multiplier must be"),

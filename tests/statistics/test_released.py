@@ -253,6 +253,7 @@ def test_a_seeded_release_repeats_and_promises_nothing() -> None:
         ({"examples": 0}, "examples must be"),
         ({"statistics": ()}, "at least one statistic"),
         ({"statistics": (Count(), Count())}, "are called 'count'"),
+        ({"statistics": Count()}, "are a list"),
         ({"statistics": (Count(noise_multiplier=1.0), Accuracy())}, "says its own"),
     ],
 )

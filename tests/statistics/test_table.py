@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from datetime import date, datetime
+from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -33,6 +36,66 @@ def test_files_and_frames_say_the_same(tmp_path: Path) -> None:
     assert rows({"x": [1.0, None, 2.0]}, {"x"}).words("x", "skip").tolist() == ["1", "", "2"]
     # One of another kind changes no other.
     assert rows({"x": [1.0, 0.5]}, {"x"}).words("x", "skip").tolist() == ["1", "0.5"]
+
+
+@pytest.mark.parametrize(
+    ("entries", "more", "words"),
+    [
+        ([Decimal("0.50"), Decimal("1E+2")], Decimal("0.125"), ["0.5", "100"]),
+        ([Decimal("1E+20")], Decimal("1E-30"), ["100000000000000000000"]),
+        ([Decimal("0.123456789012345678")], 0.5, ["0.123456789012345678"]),
+        ([10**16 + 1, 2], 0.5, ["10000000000000001", "2"]),
+        ([0.123456789], np.float32(0.5), ["0.123456789"]),
+        ([1, 2], "a", ["1", "2"]),
+        ([True, False], "a", ["1", "0"]),
+        ([date(2020, 1, 2)], datetime(2020, 1, 2, 3), ["2020-01-02"]),
+    ],
+)
+def test_no_entry_changes_how_another_is_written(
+    entries: list[Any], more: Any, words: list[str]
+) -> None:
+    for held in (entries, [*entries, more], [more, *entries]):
+        found = rows({"x": held}, {"x"}).words("x", "refuse").tolist()
+        assert found[len(found) - len(words) :] == words or found[: len(words)] == words
+        again = rows({"x": np.array(held, dtype=object)}, {"x"}).words("x", "refuse").tolist()
+        assert again == found
+
+
+def test_the_type_of_a_stored_column_changes_no_word(tmp_path: Path) -> None:
+    for scale in (2, 20):
+        prices = pl.Series([Decimal("0.5"), Decimal("100")], dtype=pl.Decimal(38, scale))
+        pl.DataFrame({"x": prices}).write_parquet(tmp_path / "t.parquet")
+        read = rows(tmp_path / "t.parquet", {"x"})
+        assert read.words("x", "refuse").tolist() == ["0.5", "100"]
+        assert read.numbers("x", "refuse").tolist() == [0.5, 100]
+        comma = TableSchema({"x": [0, 100]}, form=TableFormat(decimal=",", separator=";"))
+        read = rows(tmp_path / "t.parquet", {"x"}, comma)
+        assert read.numbers("x", "refuse").tolist() == [0.5, 100]
+        assert rows({"x": [0.5]}, {"x"}, comma).numbers("x", "refuse").tolist() == [0.5]
+    days = pl.Series([datetime(2020, 1, 2), datetime(2020, 1, 2, 3)])
+    assert rows(pl.DataFrame({"x": days}), {"x"}).words("x", "refuse").tolist() == [
+        "2020-01-02",
+        "2020-01-02 03:00:00",
+    ]
+    assert rows({"x": ["true", "False"]}, {"x"}).words("x", "refuse").tolist() == ["1", "0"]
+    # Floats that stand for several whole numbers, and text beside a sheet's rounded numbers.
+    with pytest.raises(DataError, match="beyond 2"):
+        rows({"x": np.array([1e16, 0.5])}, {"x"}).words("x", "refuse")
+    pl.DataFrame({"x": ["0.25", "a"], "y": ["b", "c"]}).write_excel(tmp_path / "t.xlsx")
+    assert rows(tmp_path / "t.xlsx", {"y"}).words("y", "refuse").tolist() == ["b", "c"]
+    with pytest.raises(DataError, match="mixes numbers"):
+        rows(tmp_path / "t.xlsx", {"x"})
+
+
+def test_what_is_no_word_number_or_time_is_refused() -> None:
+    with pytest.raises(DataError, match="type list"):
+        rows({"x": [[1], [2]]}, {"x"})
+    with pytest.raises(DataError, match="of type List"):
+        rows(pl.DataFrame({"x": [[1], [2]]}), {"x"}).words("x", "refuse")
+    assert rows({"x": [1, 2], "unused": [[1], [2]]}, {"x"}).words("x", "refuse").tolist() == [
+        "1",
+        "2",
+    ]
 
 
 def test_a_declaration_says_how_entries_are_written(tmp_path: Path) -> None:

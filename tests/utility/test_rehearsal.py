@@ -267,6 +267,22 @@ def test_a_regression_is_rehearsed_by_r_squared(tmp_path: Path) -> None:
     assert Rehearsal.load(tmp_path / "rehearsal.json") == found
 
 
+def test_a_regression_is_measured_without_dropout() -> None:
+    def dropping() -> nn.Module:
+        return nn.Sequential(nn.Linear(5, 64), nn.Dropout(0.5), nn.Linear(64, 1))
+
+    seen = []
+
+    def built() -> nn.Module:
+        made = dropping()
+        made.register_forward_hook(lambda one, *_: seen.append(one.training))
+        return made
+
+    plan = small_plan(sigma=0.3)
+    rehearse(plan, built, synthetic((5,), None, plan.examples), repeats=2)
+    assert not seen[-1]
+
+
 def test_synthetic_values_are_hard_by_as_much_as_they_say() -> None:
     drawn = [like((6,), None, 20_000, noise=noise, seed=1).train for noise in (0.0, 1.0)]
     assert np.array_equal(drawn[0].inputs, drawn[1].inputs)

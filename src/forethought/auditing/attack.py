@@ -849,7 +849,7 @@ def one_run_p_value(canaries: int, guesses: int, right: int, claim: TradeOff) ->
             return 1.0
         least = int(np.argmax(impossible))
         if least == 0:
-            break
+            return float(chances[0])
         low, high = float(np.log(chances[least - 1])), float(np.log(chances[least]))
     return math.exp(high)
 

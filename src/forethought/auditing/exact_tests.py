@@ -53,6 +53,8 @@ def uniform_hypergeometric(
 ) -> Array:
     """Counts of ``marked`` among ``drawn`` records of a uniform subset, as uniform numbers."""
     k = np.asarray(counts)
+    # Of no records, none is certainly drawn; scipy has that law of one unmarked record only.
+    population = np.maximum(population, 1)
     below = stats.hypergeom.cdf(k - 1, population, marked, drawn)
     return _uniform(below, stats.hypergeom.pmf(k, population, marked, drawn), generator)
 
@@ -85,7 +87,7 @@ def uniform_pairs(
 
 def _uniform(below: Array, at: Array, generator: np.random.Generator) -> Array:
     drawn = below + generator.random(np.shape(below)) * at
-    return np.clip(np.nan_to_num(drawn, nan=0.0), _EDGE, 1 - 2**-53)
+    return np.clip(drawn, _EDGE, 1 - 2**-53)
 
 
 def uniform_p(uniforms: ArrayLike) -> float:

@@ -211,7 +211,8 @@ class SeenBatches:
         for t, (batch, chosen) in enumerate(zip(self.members, marks, strict=True)):
             if t % length == 0:
                 left[:] = True
-            if chosen is not None:
+            # Where every record has had its turn, the number says nothing.
+            if chosen is not None and left.any():
                 counts.append(int(chosen[batch].sum()))
                 population.append(int(left.sum()))
                 marked.append(int((chosen & left).sum()))

@@ -159,11 +159,16 @@ class Audit:
             "notes": [*self.notes, NO_GUARANTEE],
         }
 
-    def save(self, path: str | Path) -> None:
-        """Write the audit as JSON, readable by its owner only, because it uses private records."""
+    def save(self, path: str | Path, plan: str | None = None) -> None:
+        """Write the audit as JSON, readable by its owner only, because it uses private records.
+
+        Args:
+            plan: hash of the audited plan, as statements name it; None: the file names none.
+        """
+        named = {} if plan is None else {"plan": plan}
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
         with os.fdopen(os.open(path, flags, 0o600), "w", encoding="utf-8") as file:
-            file.write(json.dumps(self.to_dict(), indent=2, ensure_ascii=False) + "\n")
+            file.write(json.dumps({**self.to_dict(), **named}, indent=2, ensure_ascii=False) + "\n")
 
 
 def certain(

@@ -377,6 +377,7 @@ def descend(
     if not isinstance(plan, DescentPlan):
         raise TypeError(f"plan must come from forethought.convex.plan, not {type(plan).__name__}")
     require_prepared(plan, prepared)
+    require_payer(ledger)
     with nullcontext() if ledger is None else ledger.paid(plan.mechanism) as paid:
         problem = plan.problem
         loss = functions_of(problem, slope)
@@ -412,6 +413,19 @@ def descend(
             words = Caveat("in-the-book", paid.settle()[1])
             statement = replace(statement, caveats=(*statement.caveats, words))
     return finished(plan, path.weights.numpy(), statement, transcript, found)
+
+
+def require_payer(ledger: object) -> None:
+    """Check that a ledger is none or one that can pay.
+
+    Raises:
+        TypeError: it is something else, such as the text that names a book.
+    """
+    if ledger is not None and not hasattr(ledger, "paid"):
+        raise TypeError(
+            "ledger is a forethought.Ledger, such as ft.Ledger(book, account), not "
+            f"{type(ledger).__name__}"
+        )
 
 
 def functions_of(problem: problems.Problem, slope: Slope | None) -> LossAndSlope:

@@ -15,18 +15,26 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 from scipy import sparse
-from sklearn.base import BaseEstimator, OneToOneFeatureMixin, TransformerMixin
+from sklearn import ensemble, multiclass, multioutput
+from sklearn.base import BaseEstimator, MetaEstimatorMixin, OneToOneFeatureMixin, TransformerMixin
 from sklearn.compose import ColumnTransformer, TransformedTargetRegressor
+from sklearn.feature_selection import SelectFromModel
 from sklearn.impute import SimpleImputer
-from sklearn.model_selection._search import BaseSearchCV
+from sklearn.model_selection import FixedThresholdClassifier
 from sklearn.pipeline import FeatureUnion, Pipeline
-from sklearn.preprocessing import OneHotEncoder, OrdinalEncoder, PolynomialFeatures
+from sklearn.preprocessing import (
+    FunctionTransformer,
+    OneHotEncoder,
+    OrdinalEncoder,
+    PolynomialFeatures,
+)
 from sklearn.utils import check_random_state, get_tags
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from forethought.accounting.statement import Statement
 from forethought.convex import DescentPlan
+from forethought.convex.descent import require_payer
 from forethought.planning.defaults import default_delta
 from forethought.planning.solve import plan
 from forethought.rounds.contributions import Loss
@@ -125,13 +133,21 @@ def _categories_found(encoder: Any) -> bool:
     return encoder.categories == "auto" or rare != (None, None)
 
 
+def _values_of_columns(imputer: Any) -> bool:
+    # Which columns are empty, or have gaps at all, is read from the data too.
+    kept = imputer.strategy == "constant" and imputer.keep_empty_features
+    return not kept or imputer.add_indicator
+
+
 # Type → function of a transformer; False: its fit reads only the number of columns.
 _READS: dict[type, Callable[[Any], bool]] = {
+    # A ufunc computes each number by itself; any other function may take the columns' means.
+    FunctionTransformer: lambda step: step.func is not None and not isinstance(step.func, np.ufunc),
     OneHotEncoder: _categories_found,
     OrdinalEncoder: _categories_found,
     PolynomialFeatures: lambda step: False,
     RangeScaler: lambda step: False,
-    SimpleImputer: lambda step: step.strategy != "constant",
+    SimpleImputer: _values_of_columns,
 }
 
 
@@ -148,6 +164,7 @@ def fitted_on_data(step: Any) -> Iterator[str]:
         parts = given.get("steps") or given.get("transformer_list") or given.get("transformers")
         for _, part, *_ in parts or ():
             yield from fitted_on_data(part)
+        yield from fitted_on_data(given.get("remainder"))
     elif _READS.get(type(step), _by_tags)(step):
         yield type(step).__name__
 
@@ -156,7 +173,7 @@ def _by_tags(step: Any) -> bool:
     return not isinstance(step, BaseEstimator) or bool(get_tags(step).requires_fit)
 
 
-# The callers of a fit: a search that selects by private scores, and steps fitted on private data.
+# The callers of a fit: estimators that select by private scores, and steps fitted on private data.
 #
 # scikit-learn does not tell an estimator who clones or fits it, but the guarantee depends on it:
 # the best of several models reveals more than one model, and a scaler that was fitted before is a
@@ -164,7 +181,18 @@ def _by_tags(step: Any) -> bool:
 
 
 class SelectionNotCoveredWarning(UserWarning):
-    """A search selects among private models by scores that no ε covers."""
+    """A search, or another estimator of estimators, uses private scores that no ε covers."""
+
+
+_BAGGING = (ensemble.BaggingClassifier, ensemble.BaggingRegressor)
+# Estimators of estimators that do nothing with the records but fit their parts.
+_ONLY_FIT = (
+    *(*_BAGGING, ensemble.VotingClassifier, ensemble.VotingRegressor),
+    *(multiclass.OneVsRestClassifier, multiclass.OneVsOneClassifier),
+    *(multiclass.OutputCodeClassifier, multioutput.ClassifierChain, multioutput.RegressorChain),
+    *(multioutput.MultiOutputClassifier, multioutput.MultiOutputRegressor),
+    *(SelectFromModel, FixedThresholdClassifier),
+)
 
 
 class _Family:
@@ -176,33 +204,42 @@ class _Family:
 _families: weakref.WeakKeyDictionary[Any, _Family] = weakref.WeakKeyDictionary()
 
 
-def _running(kind: type[Any]) -> Iterator[Any]:
-    """Every object of a class whose ``fit`` is running in this thread, innermost first."""
+def _running(kind: type[Any] | tuple[type[Any], ...]) -> Iterator[Any]:
+    """Every object of the classes whose ``fit`` is running in this thread, innermost first."""
     frame = sys._getframe(1)
     while frame is not None:
+        owner = None
         if frame.f_code.co_name == "fit":
             owner = frame.f_locals.get("self")
-            if isinstance(owner, kind):
-                yield owner
+        elif frame.f_code.co_name == "_parallel_build_estimators":  # of bagging, in any process
+            owner = frame.f_locals.get("ensemble")
+        if isinstance(owner, kind):
+            yield owner
         frame = frame.f_back  # type: ignore[assignment]
 
 
+def _chooser() -> Any | None:
+    """The innermost estimator, running in this thread, that uses private models' outputs."""
+    every = _running(MetaEstimatorMixin)
+    return next((owner for owner in every if not isinstance(owner, _ONLY_FIT)), None)
+
+
 def cloned(original: BaseEstimator, clone: BaseEstimator) -> None:
-    """Note a clone; warn once for all clones of an estimator if a search makes them.
+    """Note a clone; warn once for all clones of an estimator if a search or its like makes them.
 
     A search makes its clones in the process that called it, even if other processes fit them.
 
     Warns:
-        SelectionNotCoveredWarning: a search is running.
+        SelectionNotCoveredWarning: an estimator is running that uses private models' outputs.
     """
     family = _families.setdefault(original, _Family())
     _families[clone] = family
-    search = next(_running(BaseSearchCV), None)
+    search = _chooser()
     if search is not None and not family.warned:
         family.warned = True
         warnings.warn(
-            f"{type(search).__name__} chooses among private models by scores on the private "
-            "data: every fit spends its own ε, and the choice is covered by none of them. "
+            f"{type(search).__name__} chooses by what private models say of the private data: "
+            "every fit spends its own ε, and the choice is covered by none of them. "
             "forethought.tune searches privately, with one statement for the whole search",
             SelectionNotCoveredWarning,
             stacklevel=_outside(),
@@ -221,11 +258,21 @@ def _outside() -> int:
 
 
 def circumstances() -> tuple[Caveat, ...]:
-    """The caveats about the callers of a running fit, for its Statement."""
+    """The caveats about the callers of a running fit, for its Statement.
+
+    Raises:
+        ValueError: bagging gives a record to one fit several times.
+    """
     found = []
-    search = next(_running(BaseSearchCV), None)
+    for bagging in _running(_BAGGING):
+        if bagging.bootstrap:
+            raise ValueError(
+                f"{type(bagging).__name__} gives a record to one fit several times, where the "
+                "guarantee counts it once: use bootstrap=False"
+            )
+    search = _chooser()
     if search is not None:
-        words = f"the parameters, by {type(search).__name__} over scores on the same records"
+        words = f"what {type(search).__name__} chooses, by models' outputs for the same records"
         found.append(Caveat("chosen-on-private-data", words))
     steps = [step for pipeline in _running(Pipeline) for _, step in pipeline.steps[:-1]]
     targets = [owner.transformer for owner in _running(TransformedTargetRegressor)]
@@ -316,6 +363,8 @@ def target_range(declared: Any) -> tuple[float, float]:
         ) from error
     if not (math.isfinite(low) and math.isfinite(high) and low < high):
         raise ValueError(f"target_range must rise from one finite number to another: {declared!r}")
+    # Beyond these widths coefficients in units of the targets are no finite numbers.
+    real("the width of target_range", high - low, above=1e-300, most=1e300)
     return (low + high) / 2, (high - low) / 2
 
 
@@ -436,11 +485,12 @@ class PrivateEstimator(BaseEstimator):
         return run.model.cpu().eval()
 
     def _refuse(self, parameters: dict[str, Any]) -> None:
-        """Refuse keywords that ``fit`` does not take, with the reason.
+        """Refuse a wrong ledger, and keywords that ``fit`` does not take, with the reason.
 
         Raises:
-            ValueError: ``sample_weight``. TypeError: any other keyword.
+            ValueError: ``sample_weight``. TypeError: any other keyword, or no ledger.
         """
+        require_payer(self.ledger)
         given = {name for name, value in parameters.items() if value is not None}
         if "sample_weight" in given:
             raise ValueError(WEIGHTS)

@@ -79,6 +79,8 @@ THRESHOLD = 1.0
 
 # For a smaller budget the planner finds no noise that is large enough.
 LEAST_MU = 1e-6
+# For a smaller bound weights leave single precision, for one over it features do.
+LEAST_BOUND = 1e-30
 # Outputs of classifiers are log odds, which grow large for separable classes; scaled targets do
 # not.
 LABELS, TARGETS = Ball(0.5, 1 / 2, 1.0), Ball(50.0 ** (-1 / 3), 1 / 3, 0.4)
@@ -119,6 +121,11 @@ class _PrivateLinear(PrivateEstimator):
         whose norm is the bound.
         """
         bound = real("feature_bound", self.feature_bound, above=0)
+        if not LEAST_BOUND <= bound <= 1 / LEAST_BOUND:
+            raise ValueError(
+                f"feature_bound = {bound:g}: scale the features, so that it is between "
+                f"{LEAST_BOUND:g} and {1 / LEAST_BOUND:g}"
+            )
         one_of("above", self.above, get_args(Above))
         records, features = X.shape
         column = bound / math.sqrt(features) if self.fit_intercept else 0.0
@@ -383,7 +390,10 @@ class PrivateLinearRegression(RegressorMixin, _PrivateLinear):
         self._refuse(refused)
         middle, half = estimator.target_range(self.target_range)
         X, y = self._checked(X, y, y_numeric=True)
-        scaled = (np.asarray(y, dtype=np.float64) - middle) / half
+        with np.errstate(over="ignore"):
+            scaled = (np.asarray(y, dtype=np.float64) - middle) / half
+        # Descent counts or refuses targets beyond 1; here they only stay finite.
+        scaled = np.clip(scaled, -2, 2)
         shape = self._shape(X, TARGETS)
         problem = convex.HuberRegression(target_bound=1.0, threshold=THRESHOLD, **shape)
         run = self._descend(problem, X, scaled, ())

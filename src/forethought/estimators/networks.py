@@ -60,7 +60,7 @@ class _PrivateNetwork(PrivateEstimator):
         super().__setstate__(state)
         weights = self.__dict__.get("module_")
         if isinstance(weights, dict):
-            self.module_ = self._built(None)
+            self.module_ = self._built(None).eval()
             own = {name: torch.tensor(value) for name, value in weights.items()}
             self.module_.load_state_dict(own)
 
@@ -88,8 +88,10 @@ class _PrivateNetwork(PrivateEstimator):
         seeds, weights = estimator.seeds(self.random_state)
         # An invalid budget is refused before a module is made.
         estimator.budget(self.epsilon, self.delta, self.adjacency, len(X))
+        module = self._built(weights)
+        self._require_outputs(module, X.shape[1:])
         self.module_ = self._planned(
-            self._built(weights),
+            module,
             (X, targets),
             found,
             seeds=seeds,
@@ -97,6 +99,28 @@ class _PrivateNetwork(PrivateEstimator):
             epochs=self.epochs,
             squared_error=isinstance(self, RegressorMixin),
         )
+
+    def _require_outputs(self, module: torch.nn.Module, row: tuple[int, ...]) -> None:
+        """Predict one row of zeros, so that what cannot predict spends no budget.
+
+        Raises:
+            ValueError: the module does not take the row, or has another number of outputs.
+        """
+        wanted = 1 if isinstance(self, RegressorMixin) else len(self.classes_)
+        modes = [(part, part.training) for part in module.modules()]
+        try:
+            shape = tuple(_outputs(module.eval(), torch.zeros(1, *row, dtype=torch.float64)).shape)
+        except (RuntimeError, ValueError, TypeError, LookupError, AttributeError) as error:
+            raise ValueError(
+                f"the module cannot predict a row of shape {row}: mend it ({error})"
+            ) from error
+        finally:
+            for part, training in modes:
+                part.training = training
+        if shape != (1, wanted):
+            raise ValueError(
+                f"the module's outputs for one row have the shape {shape}: make it (1, {wanted})"
+            )
 
     def _checked(self, X: Any, y: Any, **options: Any) -> tuple[NDArray[Any], NDArray[Any]]:
         X, y = validate_data(
@@ -111,16 +135,21 @@ class _PrivateNetwork(PrivateEstimator):
             self, X, reset=False, dtype=np.float64, accept_sparse="csr", allow_nd=True
         )
         features = torch.from_numpy(np.array(_dense(X)))
-        own = {
-            name: value.double() if value.is_floating_point() else value
-            for name, value in self.module_.state_dict().items()
-        }
-        with torch.no_grad():
-            parts = [
-                torch.func.functional_call(self.module_, own, (part,))
-                for part in torch.split(features, PIECE)
-            ]
-        return torch.cat(parts)
+        return torch.cat([_outputs(self.module_, part) for part in torch.split(features, PIECE)])
+
+
+def _outputs(module: torch.nn.Module, features: torch.Tensor) -> torch.Tensor:
+    """Outputs in double precision; computed in the module's own where it sets that itself."""
+    held = dict([*module.named_parameters(), *module.named_buffers()])
+    own = {name: one.double() if one.is_floating_point() else one for name, one in held.items()}
+    first = next(iter(held.values()), features)
+    features = features.to(first.device)
+    with torch.no_grad():
+        try:
+            found: torch.Tensor = torch.func.functional_call(module, own, (features,))
+        except RuntimeError:
+            found = module(features.to(first.dtype))
+    return found.double()
 
 
 def _dense(X: Any) -> NDArray[Any]:

@@ -12,7 +12,7 @@ import numpy as np
 from scipy.optimize import isotonic_regression
 
 from forethought.statistics import cumulative, kinds
-from forethought.statistics.table import TableRows
+from forethought.statistics.table import TableRows, spelled, word
 from forethought.values.checks import real, whole
 from forethought.values.mechanism import Adjacency
 
@@ -182,7 +182,7 @@ class Survival(_OfSums):
         if not self.until:
             raise ValueError("until: declare the last time of the curve, such as until = 60")
         object.__setattr__(self, "until", real("until", self.until, above=0))
-        object.__setattr__(self, "happened", str(self.happened))
+        object.__setattr__(self, "happened", str(word(self.happened)))
         whole("steps", self.steps, least=2, most=cumulative.MOST_BINS)
 
     @property
@@ -194,7 +194,7 @@ class Survival(_OfSums):
         times = rows.numbers(self.time, self.missing)
         words = rows.words(self.event, self.missing).astype(str)
         kept &= ~np.isnan(times) & (words != "")
-        times, happened = times[kept], (words == self.happened)[kept]
+        times, happened = times[kept], (words == spelled([self.happened])[0])[kept]
         width = self.until / self.steps
         place = np.ceil(np.clip(times, 0, self.until) / width).astype(np.int64) - 1
         place = place.clip(0, self.steps - 1)
@@ -278,7 +278,7 @@ class AUC(_OfSums):
     def _check(self) -> None:
         kinds.column_named(self.score, "score")
         kinds.column_named(self.label, "label")
-        object.__setattr__(self, "positive", str(self.positive))
+        object.__setattr__(self, "positive", str(word(self.positive)))
         object.__setattr__(self, "range", kinds.ranged(self.range))
         whole("bins", self.bins, least=2, most=cumulative.MOST_BINS)
 
@@ -290,7 +290,7 @@ class AUC(_OfSums):
         scores = rows.numbers(self.score, self.missing)
         words = rows.words(self.label, self.missing).astype(str)
         kept = self.kept(rows) & (words != "")
-        positive = words == self.positive
+        positive = words == spelled([self.positive])[0]
         return np.concatenate(
             [
                 cumulative.encoded(kinds.binned(scores[kept & of_class], self.range, self.bins))

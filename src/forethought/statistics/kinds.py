@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import pairwise
 from typing import Any, ClassVar, Literal
@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtri
 
-from forethought.statistics.table import Flags, TableRows
+from forethought.statistics.table import Flags, TableRows, spelled, word
 from forethought.values.checks import one_of, real, whole
 from forethought.values.mechanism import Adjacency
 from forethought.values.serialisation import plain
@@ -71,6 +71,20 @@ def _condition(name: str, value: Any) -> Condition:
     )
 
 
+def _conditions(where: Any) -> tuple[tuple[str, Condition], ...]:
+    pairs = tuple(where.items()) if isinstance(where, Mapping) else where
+    if not isinstance(pairs, list | tuple) or any(
+        not isinstance(pair, list | tuple) or len(pair) != 2 for pair in pairs
+    ):
+        raise ValueError(f'where = {where!r}: declare conditions by column, such as {{"sex": "F"}}')
+    named = ((str(name), _condition(name, value)) for name, value in pairs)
+    found = tuple(sorted(named, key=lambda one: one[0]))
+    for (name, _), (after, _) in pairwise(found):
+        if name == after:
+            raise ValueError(f"where has two conditions on {name!r}: give each column one")
+    return found
+
+
 @dataclass(frozen=True, kw_only=True)
 class Statistic(ABC):
     """One statistic of declared columns.
@@ -99,9 +113,7 @@ class Statistic(ABC):
 
     def __post_init__(self) -> None:
         one_of("missing", self.missing, ("refuse", "skip"))
-        pairs = self.where.items() if isinstance(self.where, Mapping) else self.where
-        where = tuple(sorted((str(name), _condition(name, value)) for name, value in pairs))
-        object.__setattr__(self, "where", where)
+        object.__setattr__(self, "where", _conditions(self.where))
         object.__setattr__(self, "weight", real("weight", self.weight, above=0))
         if self.noise_multiplier is not None:
             sigma = real("noise_multiplier", self.noise_multiplier, above=0)
@@ -178,8 +190,8 @@ class Statistic(ABC):
                 numbers = rows.numbers(name, self.missing)
                 found &= (numbers >= value[0]) & (numbers < value[1])
             else:
-                words = (value,) if isinstance(value, str) else value
-                found &= np.isin(rows.words(name, self.missing).astype(str), words)
+                words = spelled((value,) if isinstance(value, str) else value)
+                found &= np.isin(rows.words(name, self.missing).astype(str), words.to_list())
         return found
 
     def to_dict(self) -> dict[str, Any]:
@@ -230,16 +242,46 @@ class OfRange(OfColumn):
         object.__setattr__(self, "range", ranged(self.range))
 
 
-def _normal(
-    name: str,
-    value: float,
-    std: float,
-    sampling_variance: float,
-    limits: tuple[float, float] = (-math.inf, math.inf),
+def means(share: float, noise: float, count: float = math.inf, of_count: float = 0.0) -> Array:
+    """The ends of the means m in [−1, 1] that fit a released mean of numbers in [−1, 1].
+
+    They are those whose distance |share − m| is within 95 % of the chance of both kinds of noise,
+    and of drawing ``count`` records with the largest variance 1 − m² of that mean: the intervals of
+    Wilson (1927) for a share, and of Fieller (1954) for a ratio.
+
+    Args:
+        share: the released mean. noise: standard deviation of its noise.
+        count: number of records that it is a mean of; inf: of the mean of these records.
+        of_count: standard deviation of the noise on ``count``, as a share of it.
+
+    Returns:
+        The lower and the upper end, shape (2,).
+    """
+    # A mean within the ends is nearer to every m, so moving it there keeps more of them.
+    share = max(-1.0, min(1.0, share))
+    near, counted = (one * one for one in (NORMAL * noise, NORMAL * of_count))
+    drawn = NORMAL**2 / count
+    scale = 1 - counted + drawn
+    if counted >= 1:  # the count may be 0
+        return np.array([-1.0, 1.0])
+    off = near * scale + counted * (share**2 - drawn) + drawn * (1 - share**2) + drawn**2
+    reach = math.sqrt(max(0.0, off))
+    return np.clip([(share - reach) / scale, (share + reach) / scale], -1, 1)
+
+
+def _estimate(
+    name: str, value: float, std: float, limits: tuple[float, float], far: Array
 ) -> Estimate:
-    near, far = NORMAL * std, NORMAL * math.sqrt(std**2 + max(0.0, sampling_variance))
-    ends = np.clip([value - near, value + near, value - far, value + far], *limits)
+    """A number with normal noise; ``far`` are the ends of its interval for the population."""
+    low, high = np.array([value - NORMAL * std, value + NORMAL * std]).clip(*limits)
+    ends = low, high, min(low, far[0]), max(high, far[1])
     return Estimate(name, value, *map(float, ends))
+
+
+def _counted(name: str, value: float, std: float, examples: int) -> Estimate:
+    """A number of records, of all ``examples``."""
+    far = means(2 * value / examples - 1, 2 * std / examples, examples)
+    return _estimate(name, value, std, (0, math.inf), examples * (1 + far) / 2)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -258,9 +300,7 @@ class Count(Statistic):
         return np.array([float(self.kept(rows).sum())])
 
     def estimates(self, noised: Array, std: float, examples: int) -> tuple[Estimate, ...]:
-        share = min(1.0, max(0.0, float(noised[0]) / examples))
-        spread = examples * share * (1 - share)
-        return (_normal(self.name, float(noised[0]), std, spread, (0, math.inf)),)
+        return (_counted(self.name, float(noised[0]), std, examples),)
 
     def expected(self, std: float, examples: int) -> float:
         return NORMAL * std
@@ -301,9 +341,8 @@ class Accuracy(Statistic):
 
     def estimates(self, noised: Array, std: float, examples: int) -> tuple[Estimate, ...]:
         share = float(noised[0]) / examples
-        inside = min(1.0, max(0.0, share))
-        spread = inside * (1 - inside) / examples
-        return (_normal(self.name, share, std / examples, spread, (0, 1)),)
+        far = means(2 * share - 1, 2 * std / examples, examples)
+        return (_estimate(self.name, share, std / examples, (0, 1), (1 + far) / 2),)
 
     def expected(self, std: float, examples: int) -> float:
         return NORMAL * std / examples
@@ -345,10 +384,10 @@ class Sum(OfRange):
     def estimates(self, noised: Array, std: float, examples: int) -> tuple[Estimate, ...]:
         value, (low, high) = float(noised[0]) * self._step, self.range
         low, high = min(low, 0.0), max(high, 0.0)
-        mean = min(high, max(low, value / examples))
-        # Bhatia and Davis 2000: the largest variance of a law on [low, high] with this mean.
-        spread = examples * (high - mean) * (mean - low)
-        return (_normal(self.name, value, std * self._step, spread),)
+        middle, half, std = low / 2 + high / 2, high / 2 - low / 2, std * self._step
+        far = means((value / examples - middle) / half, std / half / examples, examples)
+        ends = (-math.inf, math.inf)
+        return (_estimate(self.name, value, std, ends, examples * (middle + half * far)),)
 
     def expected(self, std: float, examples: int) -> float:
         return NORMAL * std * self._step
@@ -394,16 +433,14 @@ class Mean(OfRange):
 
     def estimates(self, noised: Array, std: float, examples: int) -> tuple[Estimate, ...]:
         middle, half = self._scale
-        low, high = self.range
-        count, spread = float(examples), std / STEPS
-        share = float(noised[0]) / STEPS / count
+        count, off = float(examples), 0.0
         if not self.all_count:
             count = max(1.0, 2 * float(noised[1]) / STEPS)
-            share = float(noised[0]) / STEPS / count
-            spread *= math.hypot(1, 2 * max(-1.0, min(1.0, share)))
-        value = float(np.clip(middle + half * share, low, high))
-        varies = (high - value) * (value - low) / count
-        return (_normal(self.name, value, half * spread / count, varies, (low, high)),)
+            off = 2 * std / STEPS / count
+        share, spread = float(noised[0]) / STEPS / count, std / STEPS / count
+        value = middle + half * max(-1.0, min(1.0, share))
+        near, far = means(share, spread, math.inf, off), means(share, spread, count, off)
+        return (Estimate(self.name, value, *map(float, middle + half * np.append(near, far))),)
 
     def expected(self, std: float, examples: int) -> float:
         # With a filter, this is the error of a mean at the middle of the range over all records.
@@ -416,7 +453,7 @@ class Histogram(OfColumn):
 
     Args:
         column: a column of words or numbers.
-        categories: the words that are counted.
+        categories: the words that are counted; "1", "1.0" and "true" are the same word.
         other: True counts all other words together.
         range: lowest and highest number, divided into ``bins``; numbers beyond it count in the
             first and the last bin.
@@ -432,15 +469,18 @@ class Histogram(OfColumn):
 
     def _check(self) -> None:
         super()._check()
-        if isinstance(self.categories, str):
+        if isinstance(self.categories, str) or not isinstance(self.categories, Iterable):
             raise ValueError(f"categories = {self.categories!r}: declare them as a list of words")
-        words = tuple(str(word) for word in self.categories)
+        words = tuple(str(word(one)) for one in self.categories)
         object.__setattr__(self, "categories", words)
         if bool(words) == (self.range is not None):
             raise ValueError("a histogram has either categories or a range with bins")
-        if len(set(words)) < len(words) or len(words) > MOST_CATEGORIES:
-            raise ValueError(f"categories are at most {MOST_CATEGORIES} different words")
-        if not all(word.strip() for word in words):
+        if spelled(words).n_unique() < len(words) or len(words) > MOST_CATEGORIES:
+            raise ValueError(
+                f'categories are at most {MOST_CATEGORIES} different words; "1", "1.0" and "true" '
+                "are the same one"
+            )
+        if not all(spelled(words)):
             raise ValueError("categories: an empty word stands for a missing entry: drop it")
         if self.range is not None:
             object.__setattr__(self, "range", ranged(self.range))
@@ -468,15 +508,15 @@ class Histogram(OfColumn):
             return binned(rows.numbers(self.column, self.missing)[kept], self.range, self.bins)
         words = rows.words(self.column, self.missing)[kept]
         # Each word is in one bin, the last one if it is not declared; a missing entry, "", in none.
-        place, rest = {word: i for i, word in enumerate(self.categories)}, len(self.categories)
-        found = [place.get(word, rest) for word in words if word]
+        place = {one: i for i, one in enumerate(spelled(self.categories))}
+        rest = len(self.categories)
+        found = [place.get(one, rest) for one in words if one]
         return np.bincount(found, minlength=rest + 1)[: self.size].astype(np.float64)
 
     def estimates(self, noised: Array, std: float, examples: int) -> tuple[Estimate, ...]:
-        shares = (noised / examples).clip(0, 1)
         return tuple(
-            _normal(name, float(value), std, float(examples * p * (1 - p)), (0, math.inf))
-            for name, value, p in zip(self._names, noised, shares, strict=True)
+            _counted(name, float(value), std, examples)
+            for name, value in zip(self._names, noised, strict=True)
         )
 
     def expected(self, std: float, examples: int) -> float:

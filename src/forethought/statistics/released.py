@@ -201,6 +201,10 @@ class Request(Stored):
 def _made(
     statistics: Iterable[Statistic | Mapping[str, Any]], schema: TableSchema | None
 ) -> list[Statistic]:
+    if isinstance(statistics, Statistic | Mapping | str) or not isinstance(statistics, Iterable):
+        raise TypeError(
+            f"statistics are a list, such as [Count()], not {type(statistics).__name__}"
+        )
     declared = None if schema is None else schema.parsed()
     return [one if isinstance(one, Statistic) else statistic(one, declared) for one in statistics]
 

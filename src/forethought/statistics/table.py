@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from datetime import date, time
+from decimal import Decimal
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +20,39 @@ from forethought.values.checks import suggestion
 
 Array = NDArray[np.float64]
 Flags = NDArray[np.bool_]
+# From here on a float stands for several whole numbers.
+_EXACT = 2.0**53
+
+# How an entry is written must depend on that entry alone. A column's type does not: one more record
+# can give all others another number of decimals, or make floats of whole numbers.
+
+
+def word(entry: Any) -> str | None:
+    """One entry as text; None stays None, and True and False are "1" and "0".
+
+    Raises:
+        DataError: the entry is no word, number or time.
+    """
+    if entry is None:
+        return None
+    if isinstance(entry, bool | np.bool_):
+        return str(int(entry))
+    if isinstance(entry, Decimal):
+        whole, point, rest = f"{entry:f}".partition(".")
+        return f"{whole}{point}{rest}".rstrip("0").rstrip(".") if point else whole
+    if not isinstance(entry, str | Real | date | time):
+        raise DataError(
+            f"found an entry of type {type(entry).__name__}: give words, numbers or times"
+        )
+    return str(entry)
+
+
+def spelled(words: pl.Series | Iterable[str | None]) -> pl.Series:
+    """Words in one spelling, each by itself: "1.0" and "true" are "1", a midnight is its day."""
+    text = pl.Series(words, dtype=pl.String).str.strip_chars()
+    text = text.str.replace(r"^(-?\d+|\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)\.0+$", "$1")
+    text = text.str.replace(r"^(\d{4}-\d\d-\d\d) 00:00:00$", "$1")
+    return text.str.replace("^(?i:true)$", "1").str.replace("^(?i:false)$", "0")
 
 
 @dataclass(frozen=True)
@@ -48,35 +84,49 @@ class TableRows:
             DataError: there is no such column, or an entry is no number.
             UndeclaredError: an entry is missing, and ``missing`` is "refuse".
         """
-        entries = self._entries(name)
+        entries, decimal = self._entries(name), self.decimal
         if entries.dtype == pl.Boolean:
             entries = entries.cast(pl.Int8)
-        absent = self.declared.get(name, _AS_IT_IS).absent(entries, self.decimal)
-        values = as_numbers(self.where, name, entries, absent, self.decimal)
+        absent = self.declared.get(name, _AS_IT_IS).absent(entries, decimal)
+        if entries.dtype.is_decimal():
+            entries, decimal = pl.Series(map(word, entries), dtype=pl.String), "."
+        values = as_numbers(self.where, name, entries, absent, decimal)
         self._require(name, np.isnan(values), missing)
         return values
 
     def words(self, name: str, missing: str) -> NDArray[np.object_]:
-        """A column as words; "" where an entry is missing. "1.0" becomes "1".
+        """A column as words, in the spelling of :func:`spelled`; "" where an entry is missing.
 
         Raises:
-            DataError, UndeclaredError: as of :meth:`numbers`.
+            DataError: as of :meth:`numbers`, or a float beyond ±2⁵³, whose digits are not its own.
+            UndeclaredError: as of :meth:`numbers`.
         """
         entries = self._entries(name)
         absent = self.declared.get(name, _AS_IT_IS).absent(entries, self.decimal)
         self._require(name, absent.to_numpy(), missing)
-        if entries.dtype == pl.Boolean:
-            entries = entries.cast(pl.Int8)
-        text = entries.cast(pl.String).str.strip_chars().fill_null("")
-        # Each entry by itself: no word may depend on another record.
-        text = text.str.replace(r"^(-?\d+)\.0+$", "$1")
+        if entries.dtype.is_float():
+            if ((entries.abs() >= _EXACT) & entries.is_finite()).any():
+                raise DataError(
+                    f"{self.where}: column {name} has numbers beyond 2^53 as floats, which cannot "
+                    "tell them apart: give the column as text"
+                )
+            entries = pl.Series(map(word, entries.to_numpy()), dtype=pl.String)
+        elif entries.dtype.is_decimal():
+            entries = pl.Series(map(word, entries), dtype=pl.String)
+        text = spelled(entries.cast(pl.String)).fill_null("")
         return np.where(absent.to_numpy(), "", text.to_numpy())
 
     def _entries(self, name: str) -> pl.Series:
         if name not in self.frame.columns:
             near = suggestion(name, self.frame.columns)
             raise DataError(f"{self.where}: there is no column {name!r}: {near}")
-        return self.frame[name]
+        entries = self.frame[name]
+        if entries.dtype.is_nested() or entries.dtype in (pl.Object, pl.Binary, pl.Duration):
+            raise DataError(
+                f"{self.where}: column {name} is of type {entries.dtype}: give words, numbers or "
+                "times"
+            )
+        return entries
 
     def _require(self, name: str, absent: Flags, missing: str) -> None:
         if missing == "refuse" and absent.any():
@@ -99,7 +149,8 @@ def rows(records: Any, names: Collection[str], schema: TableSchema | None = None
 
     Raises:
         OSError: the file does not exist.
-        DataError: the records are no table, or columns have different lengths.
+        DataError: the records are no table, columns have different lengths, or a column of an
+            Excel sheet mixes numbers with text.
         TypeError: ``records`` is of another type.
     """
     declared = {} if schema is None else schema.parsed()
@@ -111,6 +162,8 @@ def rows(records: Any, names: Collection[str], schema: TableSchema | None = None
         for piece in Table(path, kind_of(path), form).pieces():
             found = [name for name in piece.columns if name in names]
             pieces.append(piece.select(found or piece.columns[:1]))
+            if kind_of(path) == "excel":
+                _require_unmixed(piece, found, path)
         return TableRows(pl.concat(pieces), str(path), declared, form.decimal)
     if not isinstance(records, pl.DataFrame | Mapping):
         raise TypeError(
@@ -118,7 +171,34 @@ def rows(records: Any, names: Collection[str], schema: TableSchema | None = None
             f"{type(records).__name__}"
         )
     try:
+        if isinstance(records, Mapping):
+            records = {
+                name: _one_by_one(entries) if name in names else entries
+                for name, entries in records.items()
+            }
         frame = pl.DataFrame(records)
     except (pl.exceptions.PolarsError, TypeError, ValueError) as error:
         raise DataError(f"the records are no table: {str(error).partition(chr(10))[0]}") from error
     return TableRows(frame, "the records", declared, form.decimal)
+
+
+def _one_by_one(entries: Any) -> Any:
+    """Entries without a type of their own as text, unless all are words or all are floats."""
+    kind = getattr(entries, "dtype", np.dtype(object))
+    if isinstance(entries, str) or not isinstance(entries, Iterable) or kind != np.dtype(object):
+        return entries
+    held = list(entries)
+    if {type(one) for one in held if one is not None} in ({str}, {float}):
+        return held
+    return pl.Series(map(word, held), dtype=pl.String)
+
+
+def _require_unmixed(piece: pl.DataFrame, names: Iterable[str], path: Path) -> None:
+    # Beside text, a sheet's numbers are read as text of nine decimals.
+    for name in names:
+        text = piece[name].dtype == pl.String
+        if text and piece[name].cast(pl.Float64, strict=False).is_finite().any():
+            raise DataError(
+                f"{path}: column {name} mixes numbers with text: save the sheet as CSV, and read "
+                "that"
+            )

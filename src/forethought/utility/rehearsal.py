@@ -582,13 +582,22 @@ def rehearse(
     )
 
 
+# Test records that are predicted at a time, to bound the memory.
+_PIECE = 4096
+
+
 def _r_squared(model: nn.Module, test: Split) -> float:
     from sklearn.metrics import r2_score  # slow to load, and classes need none of it
 
     first = next(model.parameters())
+    model.eval()  # training has left it with dropout on
     with torch.no_grad():
-        outputs = model(torch.from_numpy(test.inputs).to(first.device, first.dtype))
-    return float(r2_score(test.targets, outputs.cpu().numpy().reshape(test.targets.shape)))
+        outputs = [
+            model(part.to(first.device, first.dtype)).cpu()
+            for part in torch.split(torch.from_numpy(test.inputs), _PIECE)
+        ]
+    found = torch.cat(outputs).numpy().reshape(test.targets.shape)
+    return float(r2_score(test.targets, found))
 
 
 def _check_fit(model: nn.Module, train_part: Split, test_part: Split) -> None:
