@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 
 import forethought as ft
 from forethought.accounting.dominating_pair import gaussian_delta_bounds, gaussian_epsilon_bounds
-from forethought.papers.comparison import ComparisonRow, compare
+from forethought.papers.comparison import ComparisonRow, compare, utility_bounds
 
 
 def rows(mechanism: ft.Mechanism, delta: float, examples: int | None) -> dict[str, ComparisonRow]:
@@ -136,3 +137,46 @@ def test_every_row_of_a_group_is_for_the_group():
     rows = compare(mechanism, 1e-5, 60_000, group=4)
     assert rows[0].epsilon == ft.epsilon(mechanism, 1e-5, 4).upper
     assert all(row.epsilon is None and "not of 4" in row.note for row in rows[1:])
+
+
+def test_bounds_on_utility_stand_beside_what_the_plans_own_rounds_attain() -> None:
+    plan = ft.plan(
+        examples=10_000,
+        budget=ft.Budget(2.0, 1e-5),
+        parameters=50,
+        batch=500,
+        rounds=100,
+        clip_norm=1.0,
+        learning_rate=0.05,
+    )
+    found = {row.bound.name: row for row in utility_bounds(plan, 50, 1.0, 2.0)}
+    convex = {row.bound.name: row for row in utility_bounds(plan, 50, 1.0, 2.0, 0.5)}
+    # Noisy descent on ‖θ‖²/2 itself, 4,000 times: within five standard errors.
+    generator = np.random.default_rng(0)
+    weights, moved = np.zeros((4000, 50)), np.zeros((4000, 50))
+    weights[:, 0] = 2.0
+    squares = [4.0]
+    momentum = plan.optimizer.momentum
+    assert momentum == 0.9
+    for index in range(plan.rounds):
+        noise = generator.normal(0, plan.round(index).mean_variance ** 0.5, weights.shape)
+        moved = momentum * moved + weights + noise
+        weights = weights - 0.05 * moved
+        squares.append((weights**2).sum(1).mean())
+    assert found["Proposition 3(a)"].runs == pytest.approx(np.mean(squares[:-1]), rel=1e-3)
+    assert convex["Proposition 3(c)"].runs == pytest.approx(squares[-1] / 2, rel=2e-2)
+    assert found["Lemma 1"].runs == pytest.approx((squares[0] - squares[1]) / 2, rel=1e-3)
+    assert found["Lemma 1"].bound.proven == pytest.approx(found["Lemma 1"].runs)
+    # E of a Gaussian's length in 50 dimensions is below the root of its mean square by 1/(4·50).
+    first = plan.round(0)
+    length = 0.05 * first.mean_variance**0.5 * math.sqrt(50) * (1 - 1 / 200)
+    assert found["Theorem 2"].runs == pytest.approx(length, rel=1e-3)
+    assert found["Proposition 4(a)"].bound.proven < found["Proposition 3(a)"].bound.proven
+
+
+def test_bounds_on_utility_are_of_descent_with_independent_noise() -> None:
+    asked = {"examples": 1000, "parameters": 50, "budget": ft.Budget(2.0, 1e-5)}
+    with pytest.raises(ValueError, match="gradient descent"):
+        utility_bounds(ft.plan(**asked, optimizer="adam"), 50, 1.0, 2.0)
+    with pytest.raises(ValueError, match="gap"):
+        utility_bounds(ft.plan(**asked), 50, 1.0, 0.0)

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.markup import escape
 
 from forethought.commands import command
 
@@ -38,7 +37,7 @@ def init(
     out.write_text(text, encoding="utf-8")
     console = command.console_for(quiet)
     if arrays:
-        console.print(f"{out} is written from the sizes in {table.name}")
+        console.print(f"{out} is written from the sizes in {table.name}", markup=False)
         for line in text.splitlines():
             if line.startswith(("features", "# Why", "# Trained")):
                 console.print(line, markup=False)
@@ -46,11 +45,12 @@ def init(
         console.print(
             f"{out} is written. Its ranges and categories were taken from {table.name}, on this "
             "machine, which no guarantee covers: correct them from what you know, and set "
-            "columns_measured = false"
+            "columns_measured = false",
+            markup=False,
         )
         if ALL_DROPPED in text:
             console.print(f"[yellow]{ALL_DROPPED.removeprefix('# ')}[/yellow]")
-    console.print(f"Then: forethought plan {out}, and forethought train {out}")
+    console.print(f"Then: forethought plan {out}, and forethought train {out}", markup=False)
 
 
 @command.app.command(epilog="Example: forethought plan --examples 60000 --epsilon 1 --epochs 20")
@@ -113,6 +113,7 @@ def plan(
     from forethought.jobs.train import propose
     from forethought.report import terminal
     from forethought.report.figures import draw_plan
+    from forethought.values.plan import Plan
 
     limits = {"epsilon": max_epsilon, "rounds": max_rounds, "gradients": max_gradients}
     numbers = {name: flags.pop(name) for name in ("examples", "parameters", "persons")}
@@ -143,8 +144,7 @@ def plan(
     command.refuse(
         job_file is None and rehearse, "--rehearse needs a job file: it trains the job's model"
     )
-    if save is not None:
-        command.writable(save)
+    command.to_save(save, Plan)
     console = command.console_for(quiet or as_json)
     if job_file is None:
         request = from_numbers(records_per_person=each, **flags)
@@ -164,9 +164,7 @@ def plan(
     )
     loaded = found.loaded
     if loaded is not None:
-        command.show_request(console, loaded.request, loaded.advice)
-        if request.question is not None:
-            console.print(f"[yellow]question[/yellow]: {escape(request.question)}")
+        command.show_request(console, loaded.request, loaded.advice, request.question)
     if save is not None:
         found.plan.save(save)
     rehearsal = None
@@ -185,9 +183,9 @@ def plan(
         if loaded is not None:
             terminal.show_forecast(console, found.forecasts, found.seconds, found.costs(gpu_memory))
         if explain:
-            console.print(found.plan.explain())
+            console.print(found.plan.explain(), markup=False)
         if rehearsal is not None:
-            console.print(rehearsal.text())
+            console.print(rehearsal.text(), markup=False)
     if figure is not None:
         command.show_files(console, draw_plan(found.plan, figure, found.front))
 
@@ -283,7 +281,9 @@ def utility(
     from forethought.jobs.public_proxy import UTILITY_GRID, utility_of
     from forethought.report import terminal
     from forethought.report.figures import draw_utility
+    from forethought.utility.graph import UtilityGraph
 
+    command.to_save(save, UtilityGraph)
     loaded = load_job(from_file(job_file or Path()), data_dir)
     loaded.require_rows("a utility graph")
     console = command.console_for(quiet or as_json)
@@ -368,20 +368,46 @@ def papers(
     table: Annotated[
         str | None, typer.Option(help="One of its tables, printed beside ours.")
     ] = None,
+    beside: Annotated[
+        Path | None, typer.Option(help="A plan.json: the papers' bounds on utility beside it.")
+    ] = None,
+    parameters: Annotated[int | None, typer.Option(help="d, with --beside.")] = None,
+    smoothness: Annotated[
+        float | None, typer.Option(help="M, the largest curvature of the risk, with --beside.")
+    ] = None,
+    gap: Annotated[
+        float | None, typer.Option(help="Risk at the start minus the least, with --beside.")
+    ] = None,
+    convexity: Annotated[
+        float | None, typer.Option(help="The least curvature, with --beside; none: any risk.")
+    ] = None,
     as_json: command.Json = False,
     quiet: command.Quiet = False,
 ) -> None:
     """The five papers: what each claims, where it is wrong, its tables beside ours."""
     from forethought.papers import published
-    from forethought.report.terminal import show_paper, show_paper_table, show_papers
+    from forethought.papers.comparison import utility_bounds
+    from forethought.report.terminal import show_bounds, show_paper, show_paper_table, show_papers
+    from forethought.values.plan import Plan
     from forethought.values.serialisation import plain
 
     command.refuse(
         table is not None and name is None, "--table goes with a paper: forethought papers 000"
     )
+    constants: dict[str, Any] = {"parameters": parameters, "smoothness": smoothness, "gap": gap}
+    given = [value is not None for value in constants.values()]
+    command.refuse(
+        (beside is None and (any(given) or convexity is not None))
+        or (beside is not None and (name is not None or not all(given))),
+        "--beside PLAN goes with --parameters, --smoothness and --gap, all three, and no paper",
+    )
     console = command.console_for(quiet or as_json)
-    if name is None:
-        found: Any = list(published.papers().values())
+    if beside is not None:
+        found: Any = utility_bounds(Plan.load(beside), **constants, convexity=convexity)
+        show_bounds(console, found)
+        found = [{**plain(row.bound), "runs": row.runs} for row in found]
+    elif name is None:
+        found = list(published.papers().values())
         show_papers(console, found)
     elif table is None:
         found = published.paper(name)

@@ -1,4 +1,4 @@
-"""ε of one mechanism by every analysis: the exact interval beside the other results."""
+"""The papers' bounds beside a plan: ε of its mechanism, and what its rounds attain."""
 
 from __future__ import annotations
 
@@ -7,13 +7,26 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from forethought.accounting import exact
 from forethought.accounting.interval import at_least
 from forethought.accounting.renyi import rdp, zcdp
 from forethought.papers import closed_form
 from forethought.papers.adaptive_noise import paper_epsilon
+from forethought.papers.convergence import (
+    UtilityBound,
+    best_step,
+    improvement,
+    local_degradation,
+    proposition_3,
+    proposition_4,
+)
 from forethought.papers.strong_adversary import KnownHits
+from forethought.values.checks import real, whole
 from forethought.values.mechanism import Mechanism, Poisson, Rounds, UnsupportedMechanismError
+from forethought.values.plan import Plan
 from forethought.values.serialisation import entries
 
 
@@ -137,3 +150,80 @@ def _strong_adversary(mechanism: Mechanism, delta: float) -> _Answer:
     known = KnownHits.of_rounds(part, mechanism.adjacency)
     note = "the attacker also knows which batches held the record"
     return _Answer(known.epsilon(delta).upper, True, note)
+
+
+# What a plan's rounds attain.
+
+
+class BesideRun(NamedTuple):
+    """A bound of a paper, and the same quantity of the plan's own rounds on F(θ) = M‖θ‖²/2."""
+
+    bound: UtilityBound
+    runs: float
+
+
+def utility_bounds(
+    plan: Plan, parameters: int, smoothness: float, gap: float, convexity: float | None = None
+) -> list[BesideRun]:
+    """The papers' bounds on utility at a plan's step size, noise and rounds, beside what runs.
+
+    None is a promise: they hold for descent along whole gradients, without sampling and clipping,
+    and rest on constants of F that are not known for a network. ``runs`` is exact for
+    F(θ) = M‖θ‖²/2 in as many dimensions, from F(θ_0) − F* = ``gap``, with the plan's noise and
+    momentum and at its first step size.
+
+    Args:
+        plan: of SGD with independent noise.
+        parameters: d.
+        smoothness: M, the largest curvature of F.
+        gap: F(θ_0) − F*.
+        convexity: μ, the least curvature; None: the bounds for any F.
+
+    Raises:
+        ValueError: a number outside its range, or a plan with another optimizer or correlated
+            noise.
+    """
+    d, M = whole("parameters", parameters), real("smoothness", smoothness, above=0)
+    first, step = plan.round(0), plan.optimizer.learning_rate
+    if plan.optimizer.name != "sgd" or first.strategy is not None:
+        raise ValueError(
+            "the papers' bounds are for gradient descent with independent noise: make the plan "
+            "with optimizer='sgd' and without a strategy"
+        )
+    sigmas = [plan.round(index).mean_variance ** 0.5 for index in range(plan.rounds)]
+    start = math.sqrt(2 * real("gap", gap, above=0) / M)
+    squares = _squared_distances(start, M, step, plan.optimizer.momentum, sigmas, d)
+    told: dict[str, Any] = {"gap": gap, "convexity": convexity}
+    attained = M**2 * squares[:-1].mean() if convexity is None else M / 2 * squares[-1]
+    rates = [proposition_3(plan.rounds, M, **told)]
+    if math.isfinite(rho := zcdp(plan.privacy.accounted)):
+        rates.append(proposition_4(rho, M, plan.clip.norm, plan.examples, d, **told))
+    best = best_step(sigmas[0], M * start, M, d)
+    gained = improvement(step, sigmas[0], M * start, M, d)
+    why = f"equation (12): most at step size {best:.4g}; the plan has {step:.4g}"
+    lemma = UtilityBound("Lemma 1", "F(θ_0) − E F(θ_1), at least", gained, gained, why)
+    moved = step * plan.clip.norm
+    apart = local_degradation(
+        1, step, plan.clip.norm, first.noise_multiplier, round(first.divisor), d
+    )
+    note = "of private federated learning; what runs is the noise alone"
+    shift = UtilityBound("Theorem 2", "E‖θ̃_1 − θ_1‖, of one release", apart, apart, note)
+    return [
+        *(BesideRun(rate, float(attained)) for rate in rates),
+        BesideRun(lemma, float(M / 2 * (squares[0] - squares[1]))),
+        BesideRun(shift, apart - moved),
+    ]
+
+
+def _squared_distances(
+    start: float, M: float, step: float, momentum: float, sigmas: list[float], d: int
+) -> NDArray[np.float64]:
+    """E‖θ_t‖² of SGD on M‖θ‖²/2 from a θ_0 of length ``start``, t = 0 to the number of rounds."""
+    turn = np.array([[1 - step * M, -step * momentum], [M, momentum]])
+    noise = np.outer([-step, 1.0], [-step, 1.0])
+    second = np.diag([start**2, 0.0])  # of θ and of the momentum's sum, over all coordinates
+    found = [second[0, 0]]
+    for sigma in sigmas:
+        second = turn @ second @ turn.T + d * sigma**2 * noise
+        found.append(second[0, 0])
+    return np.array(found)

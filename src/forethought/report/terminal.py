@@ -25,7 +25,7 @@ from forethought.values.plan import NAMES, Plan, Preparation
 
 if TYPE_CHECKING:
     from forethought.accounting.verification import Verification
-    from forethought.papers.comparison import ComparisonRow
+    from forethought.papers.comparison import BesideRun, ComparisonRow
     from forethought.planning.alternatives import Front
     from forethought.planning.forecast import Forecast
     from forethought.planning.solve import Neighbour
@@ -110,6 +110,25 @@ def show_paper_table(console: Console, table: PaperTable) -> None:
     """Print a paper's table beside this library's results: on a terminal aligned, else Markdown."""
     console.print(Markdown(table.text) if console.is_terminal else Text(table.text))
     console.print(f"\nPrinted again by: {table.command}", markup=False)
+
+
+def show_bounds(console: Console, rows: Sequence[BesideRun]) -> None:
+    """Print the papers' bounds on utility beside what a plan's rounds attain."""
+    columns = {
+        "bound": "{0.bound.name}",
+        "of": "{0.bound.quantity}",
+        "printed": "{0.bound.printed:.4g}",
+        "proven": "{0.bound.proven:.4g}",
+        "what runs": "{0.runs:.4g}",
+        "note": "{0.bound.note}",
+    }
+    right = ("printed", "proven", "what runs")
+    console.print(figures(rows, columns, right=right, title="Bounds of the papers", **LEFT))
+    console.print(
+        "None is a promise: they are of the papers' own steps and noise, without sampling and "
+        "clipping. What runs is exact for F(θ) = M‖θ‖²/2.",
+        markup=False,
+    )
 
 
 def show_calculated(console: Console, plans: Sequence[Calculated]) -> None:
@@ -307,7 +326,7 @@ def show_result(
         console.print(f"  declared wider than need be: {sentence}", markup=False)
     _show_sentences(console, statement)
     if folder is not None:
-        console.print(f"\n[bold]Run folder[/bold]  {folder}")
+        console.print(Text.assemble(("\nRun folder", "bold"), f"  {folder}"))
 
 
 def _show_sentences(console: Console, statement: Statement) -> None:
@@ -410,7 +429,7 @@ def show_summary(console: Console, summary: RunSummary) -> None:
     show_figures(console, summary.results)
     _show_sentences(console, summary.statement)
     for path in summary.figures:
-        console.print(f"figure  {path}")
+        console.print(f"figure  {path}", markup=False)
 
 
 def show_unfinished(console: Console, run: UnfinishedRun) -> None:
@@ -429,7 +448,7 @@ def show_unfinished(console: Console, run: UnfinishedRun) -> None:
         # Its ε is a quick bound; the line above has the exact ε of all possible releases.
         last = {name: value for name, value in run.last.items() if name != "epsilon"}
         console.print(f"[bold]Last record[/bold]  {_recorded(last)}")
-    console.print(f"Continue with: forethought train --resume {run.folder}")
+    console.print(f"Continue with: forethought train --resume {run.folder}", markup=False)
 
 
 def _recorded(last: Mapping[str, float]) -> str:
