@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import forethought as ft
 from forethought.papers.adaptive_noise import (
     GaussianSchedule,
     convex_sigma,
@@ -16,6 +17,7 @@ from forethought.papers.adaptive_noise import (
 )
 from forethought.papers.calculators import phase_calculator, rounds_calculator
 from forethought.papers.closed_form import SampleSizes, closed_form_epsilon, theorem_b_4
+from forethought.papers.comparison import utility_bounds
 from forethought.papers.convergence import (
     Decentralised,
     local_degradation,
@@ -26,7 +28,6 @@ from forethought.papers.convergence import (
 )
 from forethought.papers.decentralised import theorem_2
 from forethought.papers.strong_adversary import StrongAdversary
-from forethought.values.mechanism import Budget
 
 TABLES = (
     ("6", 10000, 5, ((0.04945, 26), (0.1, 55), (0.25, 103), (0.5, 168), (1, 265), (2, 400))),
@@ -109,7 +110,7 @@ def others() -> None:
     print("\n### Adaptive schedules\n")
     sigmas = tuple(convex_sigma(t, 0.25, 1.0, 10) for t in range(1, 80))
     run = GaussianSchedule(sigmas, 1.0, 10000)
-    budget = Budget(paper_epsilon(0.1, 1e-5), 1e-5)
+    budget = ft.Budget(paper_epsilon(0.1, 1e-5), 1e-5)
     published = paper_iterations(0.1, 0.25, 1.0, 1.0, 10000, 10)
     print(
         f"Convex, M 0.25, R 1, d 10, L 1, N 10000, T 79: ρ {run.rho:.5f}, published ε "
@@ -164,8 +165,21 @@ def rates() -> None:
     )
 
 
+def beside_a_plan() -> None:
+    print("\n### The bounds beside a plan: 10,000 records, 50 parameters, ε 2, M 0.25, gap 0.69\n")
+    asked = {"examples": 10_000, "parameters": 50, "budget": ft.Budget(2.0, 1e-5)}
+    plan = ft.plan(**asked, learning_rate=0.2)
+    print("| bound | of | what runs | printed | proven |\n| --- | --- | --- | --- | --- |")
+    for bound, runs in utility_bounds(plan, 50, 0.25, 0.69):
+        print(
+            f"| {bound.name} | {bound.quantity} | {runs:.4g} | {bound.printed:.4g} "
+            f"| {bound.proven:.4g} |"
+        )
+
+
 if __name__ == "__main__":
     proactive()
     strong()
     others()
     rates()
+    beside_a_plan()

@@ -157,12 +157,12 @@ def test_a_room_imports_from_rooms_below_it_only(lint_imports: str, tmp_path: Pa
 def circle(package: str) -> list[str]:
     """Modules that import each other in a circle, in functions and for types too; [] is none.
 
-    Packages and ``errors`` name what they hold for type checkers, and load it by name.
+    A package may name what it holds for type checkers, and load it by name.
     """
     grimp = pytest.importorskip("grimp", reason="import-linter is not installed")
     whole = grimp.build_graph(package, cache_dir=None)
     lazy = grimp.build_graph(package, cache_dir=None, exclude_type_checking_imports=True)
-    tables = {name for name in whole.modules if whole.find_children(name)} | {f"{package}.errors"}
+    tables = {name for name in whole.modules if whole.find_children(name)}
     imports = {
         name: (lazy if name in tables else whole).find_modules_directly_imported_by(name)
         for name in whole.modules

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from forethought.moved import MOVED, RENAMED
+from forethought.names import MOVED, RENAMED
 
 
 @pytest.mark.parametrize("name", sorted(MOVED))

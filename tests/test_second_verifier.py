@@ -18,8 +18,11 @@ import pytest
 
 import forethought as ft
 from forethought.accounting import exact
-from forethought.accounting.statement import OF_HOLDERS, OF_RUN
-from forethought.values.mechanism import FullBatch, Mechanism, Poisson, Rounds
+from forethought.accounting.statement import OF_HOLDERS, OF_RUN, Randomness
+from forethought.values.caveats import Caveat
+from forethought.values.mechanism import FullBatch, Mechanism, Persons, Poisson, Rounds
+from forethought.values.plan import NAMES, Plan, Preparation, Transcript
+from forethought.values.serialisation import canonical
 
 TOOL = Path(__file__).parents[1] / "tools" / "verify.py"
 _spec = importlib.util.spec_from_file_location("second_verifier", TOOL)
@@ -313,6 +316,112 @@ def test_what_it_cannot_do_is_refused_in_words(tmp_path, change, capsys) -> None
         and shown.count("\n") == 1
         and shown.rstrip("\n").isprintable
     )
+
+
+# ---- what else the files say
+
+
+def small(folder: Path, person: bool = False, seeded: bool = False, **changes) -> Path:
+    """A run's folder by hand: prepared, then four rounds. changes: of the statement."""
+    steps = Preparation(("means", "norms"), features=2, reach=2.0, noise_multiplier=3.0)
+    plan = Plan(
+        Mechanism(Rounds(4.0, 4, Poisson(0.2))),
+        *(50, 1e-5),
+        preparation=steps,
+        contribution=Persons(3) if person else None,
+    )
+    rows = [
+        (NAMES["means"], 3.0, 1, FullBatch()),
+        (NAMES["norms"], 6.0, 1, FullBatch()),
+        ("sums", 4.0, 4, Poisson(0.2)),
+    ]
+    made = {
+        "others": [],
+        "rounds": [
+            {
+                "noises": [[name, sigma]],
+                "like": Rounds(1.0, 1, sampling).to_dict(),
+                "origin": 0,
+                "count": count,
+            }
+            for name, sigma, count, sampling in rows
+        ],
+    }
+    transcript = Transcript.from_values(made)
+    said = ft.account(plan, randomness=Randomness(seeded_sampling=seeded))
+    said = said.of_run(transcript.releases())
+    files = {"plan.json": plan.to_json(), "transcript.json": transcript.to_json()}
+    said.save(folder, files)
+    values = json.loads((folder / "statement.json").read_text(encoding="utf-8"))
+    for path, value in changes.items():
+        *way, last = path.split("_in_")[::-1]
+        place = values
+        for key in way:
+            place = place[key]
+        place[last] = value
+    (folder / "statement.json").write_text(canonical(values), encoding="utf-8")
+    return folder
+
+
+def test_what_it_judges_is_so_of_honest_folders(tmp_path) -> None:
+    for name, kept in (("one", {}), ("two", {"person": True}), ("three", {"seeded": True})):
+        (tmp_path / name).mkdir()
+        said = second.judge(str(small(tmp_path / name, **kept)))
+        assert said.startswith("agrees: ") and "6 rounds, as in the plan, 6" in said
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"seeded_noise_in_randomness": True},
+        {"seeded_sampling_in_randomness": True},
+        {"rounds": 5},
+        {"examples": 60},
+        {"caveats": [Caveat("persons", "at most 9").to_dict()]},
+    ],
+)
+def test_what_the_statement_says_otherwise_differs(tmp_path, changes) -> None:
+    with pytest.raises(second.DifferenceError):
+        second.judge(str(small(tmp_path, **changes)))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"schema": "forethought/statement/99"},
+        {"breaks": ["the noise was drawn from a seed"]},
+        {"caveats": [Caveat("seeded-noise").to_dict()]},
+        {"plan": None},
+    ],
+)
+def test_what_promises_nothing_that_it_knows_is_refused(tmp_path, changes) -> None:
+    with pytest.raises(second.RefusedError):
+        second.judge(str(small(tmp_path, **changes)))
+
+
+@pytest.mark.parametrize("noise", [30.0, 3.1])
+def test_the_preparation_is_that_of_the_plan(tmp_path, noise) -> None:
+    small(tmp_path)
+    claim = json.loads((tmp_path / "statement.json").read_text(encoding="utf-8"))
+    ran = json.loads((tmp_path / "transcript.json").read_text(encoding="utf-8"))
+    claim["mechanism"]["rounds"][0]["noise_multiplier"] = noise
+    ran["rounds"][0]["noises"][0][1] = noise
+    (tmp_path / "statement.json").write_text(json.dumps(claim), encoding="utf-8")
+    (tmp_path / "transcript.json").write_text(json.dumps(ran), encoding="utf-8")
+    rename(tmp_path, "transcript.json")
+    with pytest.raises(second.DifferenceError, match="rounds"):
+        second.judge(str(tmp_path))
+
+
+def test_fewer_rounds_than_the_plan_need_others_who_agreed(tmp_path) -> None:
+    parts = [((4.0, 0.2, "example", None), 2)]
+    claim = statement_of(Mechanism(Rounds(4.0, 2, Poisson(0.2))))
+    plan = Plan(Mechanism(Rounds(4.0, 4, Poisson(0.2))), 50, 1e-5)
+    claim["examples"] = 50
+    values = json.loads(plan.to_json())
+    second.compare_plan(values, parts, claim, {"gossip.json"})
+    with pytest.raises(second.DifferenceError, match="rounds"):
+        second.compare_plan(values, parts, claim, set())
 
 
 # ---- the tool itself

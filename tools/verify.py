@@ -16,8 +16,8 @@ between two ends, at most a share of WIDTH apart.
 A statement agrees where its ε is not below the lower end; where it is not below the upper one
 either, this program has proven it by itself. Rounding errors are allowed for at several times what
 is seen, not proven. Reproduced: Poisson sampling and full batches, for records and groups of them,
-under fixed rounds. Everything else is refused in words (status 2). What the files say of the run is
-believed: see docs/statements.md.
+under fixed rounds. Everything else is refused in words (status 2). Only ε, δ, the rounds and who is
+protected are judged. What the files say of the run is believed: see docs/statements.md.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ EVIDENCE = [
     *("plan.json", "transcript.json", "phases.json", "job.toml", "model.json", "prepared.json"),
     *("federation.json", "gossip.json", "policy.json", "roster.json", "ledger.json"),
 ]
+BREAKS = {"no-noise", "seeded-noise", "seeded-search", "data-dependent-noise"}
 _FILE, _FILES = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,60}\.(json|toml)"), 20
 _CELLS, _GRID = 2_000_000, 2**22
 _X = 13.0  # standard deviations: less than 1e-37 of a Gaussian is farther out
@@ -153,9 +154,7 @@ def part_of(values: Any) -> tuple[Part, int]:
         raise RefusedError("noise that is correlated over rounds is not reproduced here")
     kind, clipping = entry(values, "sampling", "kind"), entry(values, "clipping")
     if kind not in ("poisson", "full-batch"):
-        raise RefusedError(
-            f"sampling {ascii(kind)[:40]} is not reproduced: only Poisson and full batch"
-        )
+        raise RefusedError(f"sampling {ascii(kind)[:40]} is not reproduced here")
     if clipping not in ("example", "group"):
         raise RefusedError(f"clipping {ascii(clipping)[:40]} is not known")
     rate = math.inf
@@ -251,9 +250,7 @@ def laws(right: Mixture, left: Mixture, mirrored: bool, h: float) -> dict[str, l
     least = 200 * (1 + max(ends) - min(ends)) * (line[1] - line[0])
     steps = np.concatenate([[0.0], np.cumsum(np.maximum(widths, least))])
     if steps[-1] > _CELLS:
-        raise RefusedError(
-            "the losses of a round span more grid points than this program has room for"
-        )
+        raise RefusedError("the losses of a round span more grid points than there is room for")
     edges = np.interp(np.linspace(0, steps[-1], math.ceil(steps[-1]) + 1), steps, line)
     half, middle = np.diff(edges) / 2, (edges[1:] + edges[:-1]) / 2
     x = middle + half * _NODES[:, None]
@@ -481,15 +478,17 @@ def judge(folder: str) -> str:
         DifferenceError: a claim that is not so. RefusedError: one that cannot be judged here.
     """
     claim = parsed("statement.json", content(folder, "statement.json"))
-    if not str(entry(claim, "schema")).startswith("forethought/statement/"):
-        raise RefusedError("statement.json is no statement of forethought")
+    if entry(claim, "schema") != "forethought/statement/4":
+        raise RefusedError("statement.json is no statement of the schema that is known here")
     kind = entry(claim, "accountant", "kind")
     if kind not in ("exact", "known-batches"):
-        raise RefusedError(
-            f"accountant {ascii(kind)[:40]}: only rounds fixed before the run are judged"
-        )
-    if entry(claim, "private") is not True:
+        raise RefusedError(f"accountant {ascii(kind)[:40]}: only fixed rounds are judged")
+    drawn, codes = entry(claim, "randomness"), {entry(one, "code") for one in claim["caveats"]}
+    if entry(claim, "private") is not True or entry(claim, "breaks") != [] or codes & BREAKS:
         raise RefusedError("the statement itself says that there is no guarantee")
+    seeded = entry(drawn, "seeded_noise"), entry(drawn, "seeded_sampling")
+    if seeded != (False, kind == "known-batches"):
+        raise DifferenceError("the promise does not go with where the random numbers came from")
     parts = parts_of(entry(claim, "mechanism", "rounds"))
     adjacency = entry(claim, "mechanism", "adjacency")
     if adjacency not in ("add-or-remove", "zero-out", "replace-one"):
@@ -497,10 +496,12 @@ def judge(folder: str) -> str:
     group = whole("group", entry(claim, "group"), GROUP)
     delta = number("delta", entry(claim, "delta"), 1e-30, 0.5)
     stated = number("epsilon.upper", entry(claim, "epsilon", "upper"), 0, 1e3)
+    if entry(claim, "plan") is None:
+        raise RefusedError("only runs of a plan are judged: the statement names none")
     files = evidence(folder, claim)
     transcript, plan = (parsed(name, files[name]) for name in ("transcript.json", "plan.json"))
-    compare_transcript(transcript, parts)
-    compare_plan(plan, parts, adjacency, group, delta)
+    ran = compare_transcript(transcript, parts)
+    compare_plan(plan, parts, claim, {"federation.json", "gossip.json"} & set(files))
     if kind == "known-batches":
         # Each round as if it held everybody; presence is then not what is protected.
         parts = [((sigma, math.inf, *rest), count) for (sigma, _, *rest), count in parts]  # type: ignore[misc]
@@ -516,7 +517,8 @@ def judge(folder: str) -> str:
     proven = "proven here" if stated >= high else f"to {WIDTH:.1%}, the width agreed on"
     return (
         f"agrees: ε = {stated:.6g} at δ = {delta:.6g} is stated, between {low:.6g} and {high:.6g} "
-        f"is found ({proven}); {sum(n for _, n in parts)} rounds, as in transcript and plan"
+        f"is found ({proven}); {claim['rounds']} rounds, as in the plan, {ran} of them ran; "
+        "nothing else that it says was judged"
     )
 
 
@@ -527,8 +529,8 @@ def begins(parts: list[tuple[Part, int]], first: list[tuple[Part, int]]) -> bool
     return bool(first) and same(first, own)
 
 
-def compare_transcript(values: Any, parts: list[tuple[Part, int]]) -> None:
-    """What was released, in order, is what was accounted, or its beginning (stopped early)."""
+def compare_transcript(values: Any, parts: list[tuple[Part, int]]) -> int:
+    """What was released, in order, is what was accounted, or its beginning; the number of it."""
     if entry(values, "others"):
         raise RefusedError("the transcript has releases that belong to no round")
     rows = []
@@ -537,35 +539,35 @@ def compare_transcript(values: Any, parts: list[tuple[Part, int]]) -> None:
         times = whole("times", row.get("times", 1), 10**6)
         sigma = 1 / math.sqrt(times * math.fsum(one**-2 for one in noises))
         rows.append({**entry(row, "like"), "noise_multiplier": sigma, "count": entry(row, "count")})
-    if not begins(parts, parts_of(rows)):
+    found = parts_of(rows)
+    if not begins(parts, found):
         raise DifferenceError("the transcript has other rounds than the statement accounts for")
+    return sum(count for _, count in found)
 
 
-def compare_plan(
-    values: Any, parts: list[tuple[Part, int]], adjacency: str, group: int, delta: float
-) -> None:
-    """The statement is about the plan: its δ, as many records a person, and its rounds."""
-    plan = entry(values, "privacy")
-    if entry(plan, "delta") != delta:
-        raise DifferenceError(
-            f"the plan has δ = {ascii(plan['delta'])[:40]}, the statement {delta:.6g}"
-        )
-    if whole("records_per_person", plan.get("records_per_person", 1), GROUP) != group:
-        raise DifferenceError(
-            f"the plan protects {plan['records_per_person']} records together, the statement "
-            f"{group}"
-        )
-    if entry(plan, "mechanism", "adjacency") != adjacency:
-        raise DifferenceError("plan and statement have different adjacencies")
-    planned = parts_of(entry(plan, "mechanism", "rounds"))
-    # What is released of the data before training stands in front of the plan's rounds.
-    prepared = len(parts) if plan.get("preparation") is not None else 0
-    for begin in range(min(prepared, len(parts) - 1) + 1):
-        if begins(planned, parts[begin:]):
-            return
-        if parts[begin][0][1] != math.inf:
-            break
-    raise DifferenceError("the statement's rounds are not the first of the plan's")
+def compare_plan(values: Any, parts: list[tuple[Part, int]], claim: Any, others: set[str]) -> None:
+    """The statement is about the plan: δ, records, whom it protects, what is released, in order."""
+    plan, own = entry(values, "privacy"), entry(values, "privacy", "mechanism")
+    persons = any(one["code"] == "persons" for one in claim["caveats"])
+    for what, planned, stated in (
+        ("δ", entry(plan, "delta"), claim["delta"]),
+        ("records a person", plan.get("records_per_person", 1), claim["group"]),
+        ("number of records", entry(plan, "examples"), entry(claim, "examples")),
+        ("number of rounds", sum(n for _, n in parts), entry(claim, "rounds")),
+        ("adjacency", entry(own, "adjacency"), claim["mechanism"]["adjacency"]),
+        ("unit", persons, persons and entry(plan, "contribution", "kind") == "persons"),
+    ):
+        if planned != stated:
+            raise DifferenceError(f"plan and statement do not have one {what}")
+    rows, before = [], plan.get("preparation") or {"statistics": []}
+    for name in entry(before, "statistics"):
+        sigma = before["ranges_noise" if name == "ranges" else "noise_multiplier"]
+        sigma = number("noise of the preparation", sigma, 1e-3, 1e9) * (1 + (name == "norms"))
+        full = {"sampling": {"kind": "full-batch"}, "clipping": "example", "count": 1}
+        rows.append({**full, "noise_multiplier": sigma})
+    planned = parts_of([*rows, *entry(own, "rounds")])
+    if not begins(planned, parts) or not (others or same(planned, parts)):
+        raise DifferenceError("the statement's rounds are not those of the plan")
 
 
 def main(arguments: list[str]) -> int:
@@ -578,10 +580,8 @@ def main(arguments: list[str]) -> int:
         print(f"differs: {error}")
         return 1
     except (RefusedError, KeyError, TypeError, IndexError, ValueError, OverflowError) as error:
-        word = (
-            str(error) if isinstance(error, RefusedError) else f"malformed ({type(error).__name__})"
-        )
-        print(f"cannot judge: {word}")
+        known = isinstance(error, RefusedError)
+        print(f"cannot judge: {error if known else f'malformed ({type(error).__name__})'}")
         return 2
     return 0
 

@@ -271,6 +271,59 @@ def test_a_plan_of_persons_speaks_of_persons_and_nothing_less() -> None:
 
 
 @pytest.mark.parametrize(
+    "more",
+    [
+        Caveat("persons", "at most 1,000"),
+        Caveat("rows-of-persons", "9"),
+        Caveat("statistics", "counts"),
+        Caveat("augmented", "8 copies"),
+        Caveat("utility-graph", "of public data"),
+        Caveat("declared-as", "by a laboratory"),
+        Caveat("candidates", "5"),
+        Caveat("phases-by-results", "it stopped"),
+    ],
+)
+def test_a_statement_says_no_more_than_its_plan(more: Caveat) -> None:
+    for stated in (of_a_run(), ft.account(PLAN)):
+        added = replace(stated, caveats=(*stated.caveats, more))
+        with pytest.raises(StatementError, match=r"its (plan|accountant)"):
+            check(added, PLAN)
+
+
+def test_a_second_word_on_persons_is_not_that_of_the_plan() -> None:
+    plan = PLAN.with_(contribution=Persons(3))
+    said = ft.account(plan)
+    more = replace(said, caveats=(*said.caveats, Caveat("persons", "all")))
+    with pytest.raises(StatementError, match="plan does not"):
+        check(more, plan)
+    records = PLAN.with_(not_covered=(Caveat("persons", "at most 3"),))
+    with pytest.raises(StatementError, match="for persons"):
+        check(ft.account(records), records)
+
+
+def test_phases_need_a_file_that_says_so() -> None:
+    phased = replace(of_a_run(), caveats=(*of_a_run().caveats, Caveat("phases-fixed", "two")))
+    with pytest.raises(StatementError, match="in phases"):
+        check(phased, PLAN, files={"plan.json": "", "transcript.json": ""})
+    assert check(phased, PLAN)
+
+
+def test_a_run_of_its_own_accounts_for_all_of_its_plan() -> None:
+    rows = (StatedRelease("sums", 8, 1.1),)
+    short = account(PLAN, released=8, releases=rows)
+    assert "mechanism" in dict(check(short, PLAN).not_checked)
+    files = {"plan.json": b"", "transcript.json": b""}
+    for others, refused in (({}, True), ({"gossip.json": b""}, False)):
+        made = short.resting_on({**files, **others})
+        assert made.evidence is not None
+        try:
+            assert "mechanism" in check(made, PLAN, files=made.evidence.files).checked
+            assert not refused
+        except StatementError as error:
+            assert refused and "8 of the 12 rounds" in str(error)
+
+
+@pytest.mark.parametrize(
     ("changes", "said"),
     [
         ({"clip": ft.Clip(2.0)}, "clip norm"),

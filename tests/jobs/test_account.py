@@ -45,6 +45,9 @@ from forethought.jobs import train as jobs_train
 from forethought.jobs.account import OF_OTHERS as COUNT_ON_OTHERS
 from forethought.jobs.account import verified
 from forethought.jobs.job import from_file
+from forethought.ledger.book import Account
+from forethought.ledger.paid_run import EVIDENCE, Ledger, in_words
+from forethought.ledger.store import create
 from forethought.planning.alternatives import next_by_shortfall, plan_phases
 from forethought.values.caveats import Caveat
 from forethought.values.mechanism import Budget, Mechanism, Persons, Poisson, Rounds
@@ -390,6 +393,123 @@ def test_another_delta_or_group_is_accounted_from_the_statement(tmp_path: Path) 
     assert pair.group == 2
     assert pair.epsilon.upper > statement_of(tmp_path / "run").epsilon.upper
     assert pair.epsilon == ft.epsilon(plan().mechanism, 1e-5, 2)
+    # What data attain is that of the pair, and no file beside the run's own speaks of it.
+    assert pair.attained == account(plan(), group=2).attained and pair.evidence is None
+    for asked in (tmp_path / "run", tmp_path / "run" / "plan.json"):
+        with pytest.raises(ValueError, match="delta"):
+            statement_of(asked, delta=0.0)
+        with pytest.raises(ValueError, match="ask for fewer"):
+            statement_of(asked, group=10**9)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda t: t["rounds"][0].update(times=0.25), "times"),
+        (lambda t: t["rounds"][0].update(origin=77), "origin"),
+        (lambda t: t["rounds"][0]["noises"][0].__setitem__(1, "2.0"), "noise"),
+        (lambda t: t["rounds"][0].update(count=True), "count"),
+        (lambda t: t.update(skipped=[[0, 1000]]), "leaves out"),
+        (lambda t: t.update(skipped=[[0, 0.5]]), "skipped"),
+    ],
+)
+def test_every_number_of_a_transcript_is_compared(
+    honest: Path, tmp_path: Path, change: Callable[[Any], Any], said: str
+) -> None:
+    folder = beside(honest, tmp_path / "run")
+    values = json.loads((folder / "transcript.json").read_text())
+    change(values)
+    (folder / "transcript.json").write_text(json.dumps(values))
+    rebind(folder)
+    with pytest.raises(StatementError, match=said):
+        verified(folder)
+
+
+def test_rounds_that_were_released_again_are_said_and_have_the_planned_noise(
+    honest: Path, tmp_path: Path
+) -> None:
+    folder = beside(honest, tmp_path / "run")
+    statement = Statement.load(folder / "statement.json")
+    values = json.loads((folder / "transcript.json").read_text())
+    # Together as private as planned: four releases of twice the noise.
+    values["rounds"][0]["times"] = 4
+    values["rounds"][0]["noises"][0][1] = 4.0 * (1 + 2.0**-50)
+    (folder / "transcript.json").write_text(json.dumps(values))
+    rebind(folder)
+    with pytest.raises(StatementError, match="released again"):
+        verified(folder)
+    more = Caveat("released-again", "8 of 8")
+    said = replace(statement, caveats=(*statement.caveats, more))
+    (folder / "statement.json").write_text(said.to_json())
+    rebind(folder)
+    with pytest.raises(StatementError, match="other rounds"):
+        verified(folder)
+
+
+def test_a_policy_of_a_delta_of_0_is_no_policy(clients_own: Path, tmp_path: Path) -> None:
+    folder = beside(clients_own, tmp_path / "run")
+    values = json.loads((folder / "policy.json").read_text())
+    (folder / "policy.json").write_text(json.dumps({**values, "delta": 0.0}))
+    rebind(folder)
+    with pytest.raises(StatementError, match="policy delta"):
+        verified(folder)
+
+
+@pytest.fixture(scope="module")
+def paid_twice(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A book, and two runs that it paid for."""
+    path = tmp_path_factory.mktemp("paid")
+    url = f"sqlite:///{path / 'books.db'}"
+    book = create(url, actor="owner")
+    book.open_account(Account("patients", Budget(8.0, 1e-5)))
+    for name in ("first", "second"):
+        ft.train(model(), data(), plan(), ledger=Ledger(url, "patients"), out=path / name)
+    book.close()
+    return path
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda own, first: own["total"].update(first["total"]), "older"),
+        (lambda own, first: own["total"].update(delta=1e-12), "delta"),
+        (lambda own, first: own["budget"].update(epsilon=7.0), "budget"),
+        (lambda own, first: own.update(unit="person"), "unit"),
+        (lambda own, first: own.update(adjacency="zero-out"), "adjacency"),
+        (lambda own, first: own.update(partition="site=A"), "partition"),
+    ],
+)
+def test_evidence_of_a_book_says_what_the_book_says(
+    paid_twice: Path, tmp_path: Path, change: Callable[..., Any], said: str
+) -> None:
+    copy = shutil.copytree(paid_twice / "second", tmp_path / "run")
+    url = f"sqlite:///{paid_twice / 'books.db'}"
+    assert "total of the data set" in verified(copy, ledger=url).checked
+    own, first = (json.loads((paid_twice / n / EVIDENCE).read_text()) for n in ("second", "first"))
+    change(own, first)
+    (copy / EVIDENCE).write_text(json.dumps(own))
+    statement = Statement.load(copy / "statement.json")
+    kept = [one for one in statement.caveats if one.code != "in-the-book"]
+    words = Caveat("in-the-book", in_words(own))
+    made = replace(statement, caveats=(*kept, words))
+    (copy / "statement.json").write_text(made.to_json())
+    rebind(copy)
+    with pytest.raises(StatementError, match=said):
+        verified(copy, ledger=url)
+
+
+def test_a_page_that_is_not_the_statements_is_refused(honest: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(honest, tmp_path / "run")
+    assert "statement.md" in verified(folder).checked
+    text = (folder / "statement.md").read_text(encoding="utf-8")
+    (folder / "statement.md").write_text(text.replace("one record", "one person"), encoding="utf-8")
+    with pytest.raises(StatementError, match="was changed"):
+        verified(folder)
+    # Another version may have written it in other words.
+    statement = Statement.load(folder / "statement.json")
+    other = replace(statement, evidence=replace(statement.evidence, code="sha256:" + "0" * 64))
+    (folder / "statement.json").write_text(other.to_json())
+    assert "installed here" in dict(verified(folder).not_checked)["statement.md"]
 
 
 # ---- folders that somebody forged, the other files as the run wrote them

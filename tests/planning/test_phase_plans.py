@@ -31,7 +31,7 @@ def test_noise_falls_and_the_whole_budget_is_used(sampling: str) -> None:
     spent = exact.epsilon(phased.mechanism, BUDGET.delta).upper
     least = 0.85 if sampling == "shuffled" else 0.99  # shuffled sizes move in whole epochs
     assert least * BUDGET.epsilon <= spent <= BUDGET.epsilon
-    assert phased.with_(mechanism=whole.mechanism, reasons=whole.reasons) == whole
+    assert phased.remade(mechanism=whole.mechanism, reasons=whole.reasons) == whole
     assert "phase 3" in phased.explain()
 
 

@@ -129,7 +129,7 @@ def test_a_run_without_noise_has_a_report_all_the_same(tmp_path):
 
 
 @pytest.mark.parametrize("sigma", [0.05, 0.4, 1.2, 30.0, 1e6])
-@pytest.mark.parametrize("adjacency", ["add-or-remove", "replace-one"])
+@pytest.mark.parametrize("adjacency", ["add-or-remove", "zero-out", "replace-one"])
 def test_a_statement_begins_with_a_sentence_a_number_and_a_picture(sigma, adjacency):
     made = Mechanism(Rounds(sigma, 30, Poisson(0.1)), adjacency=adjacency)
     statement = ft.account(made, 1e-5, group=2)
@@ -143,7 +143,11 @@ def test_a_statement_begins_with_a_sentence_a_number_and_a_picture(sigma, adjace
     words = [one for one in page.words if one.strip()]
     assert words[2].startswith("Of 100 groups of 2 records that such a model would learn from")
     assert f"on average at most {found}, if 1 in 100" in words[2] and words[3] == f"{found} of 100"
-    assert ("recognises" in words[2]) == (adjacency == "replace-one")
+    # Where presence is not protected, no sentence speaks of it.
+    assert ("recognises" in words[2]) == (adjacency != "add-or-remove")
+    for said in (page.text, statement.to_markdown()):
+        assert ("together was used" in said) == (adjacency == "add-or-remove")
+        assert ("what any 2 records together say" in said) == (adjacency != "add-or-remove")
     # A screen reader reads the sentence in place of the picture; nothing runs.
     assert re.search(r'<svg[^>]*role="img"[^>]*aria-labelledby="dots-title dots-words"', text)
     assert f'<desc id="dots-words">{words[2]}</desc>' in text and "<script" not in text
@@ -160,7 +164,10 @@ def test_a_record_that_is_a_person_is_called_one():
         assert "several records" not in page and "records protected" not in page
 
 
-@pytest.mark.parametrize("files", [None, {"federation.json": "{}", "transcript.json": "{}"}])
+@pytest.mark.parametrize(
+    "files",
+    [None, {"federation.json": "{}", "transcript.json": "{}"}, {"transcript.json": "{}"}],
+)
 def test_a_clients_statement_has_a_page(tmp_path, monkeypatch, capsys, files):
     ft.account(Mechanism(Rounds(1.2, 30, Poisson(0.1))), 1e-5).save(tmp_path, files)
     monkeypatch.setattr(sys, "argv", ["forethought", "report", str(tmp_path)])
@@ -186,16 +193,22 @@ def test_headings_are_in_order_and_tables_have_scopes(tmp_path):
     ("content", "said"),
     [
         (None, "nobody, as far as"),
-        ('{"refuted": false}', "an audit: not refuted"),
-        ('{"refuted": true}', "an audit: REFUTED"),
-        ('{"refuted": "<b>no</b>"}', "nobody, as far as"),
+        ({"refuted": False}, "an audit: not refuted"),
+        ({"refuted": True}, "an audit: REFUTED"),
+        ({"refuted": "<b>no</b>"}, "nobody, as far as"),
+        ({"refuted": False, "plan": "sha256:0"}, "nobody, as far as"),
+        ({"refuted": False, "schema": "another"}, "nobody, as far as"),
+        ('{"refuted": false}', "nobody, as far as"),
         ("[" * 5000, "nobody, as far as"),
     ],
 )
 def test_what_was_checked_has_its_evidence(tmp_path, content, said):
+    made = summary(tmp_path)
+    if isinstance(content, dict):
+        own = {"schema": "forethought/audit/1", "plan": made.statement.plan}
+        content = json.dumps({**own, **content})
     if content is not None:
         (tmp_path / "audit.json").write_text(content, encoding="utf-8")
-    made = summary(tmp_path)
     ran = made.statement.of_run([StatedRelease("sums", 30, 1.2)])
     write_pages(replace(made, statement=ran))
     page = Page((tmp_path / "statement.html").read_text(encoding="utf-8"))

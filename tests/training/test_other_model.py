@@ -107,7 +107,7 @@ def test_a_model_that_cannot_be_looked_into_is_refused_at_every_door(
     with pytest.raises(ValueError, match="lazy layers"):
         door(lazy, (X, Y), plan())
     assert repr(lazy) == before
-    with pytest.raises(ValueError, match=r"'0' is a torch\.jit module"):
+    with pytest.raises(ValueError, match=r"torch\.jit module"):
         door(nn.Sequential(torch.jit.script(nn.Linear(3, 2))), (X, Y), plan())
 
 

@@ -142,3 +142,17 @@ def test_a_planned_mechanism_knows_its_groups() -> None:
         groups=5,
     )
     assert [part.groups for part in plan.mechanism] == [5]
+
+
+def test_numbers_that_the_planner_did_not_choose_are_not_called_its_own() -> None:
+    plan = ft.plan(examples=5000, budget=ft.Budget(3, 1e-4), parameters=50)
+    louder = ft.Mechanism(ft.Rounds(0.5, 200, ft.Poisson(0.05)))
+    for changes in ({"mechanism": louder}, {"clip": ft.Clip(0.4)}, {"delta": 1e-9}):
+        other = plan.with_(**changes)
+        assert other.reasons == () and "declared by the user" in str(other.hyperparameters)
+        assert "certified" not in other.explain()
+    words = plan.with_(delta=1e-9, hyperparameters="from a paper", reasons=(("δ", "smaller"),))
+    assert words.explain() == "δ: smaller" and "from a paper" in str(words.hyperparameters)
+    for changes in ({"not_covered": ("means",)}, {"augmentation": ft.Augmentation(4)}):
+        kept = plan.with_(**changes)
+        assert (kept.reasons, kept.hyperparameters) == (plan.reasons, plan.hyperparameters)

@@ -95,6 +95,25 @@ def test_the_page_of_a_folder_says_who_signed_it(signed: Path, key: Path, tmp_pa
     assert elsewhere.read_text(encoding="utf-8") == "mine"
 
 
+def test_what_people_read_is_signed(signed: Path, key: Path) -> None:
+    for name in ("statement.html", "report.html", "results.json"):
+        (signed / name).write_text("{}", encoding="utf-8")
+    assert run("account", signed, "--sign", key) == (0, "")
+    assert "signature" in verified(signed, public(key)).checked
+    for name in ("statement.html", "report.html", "results.json"):
+        kept = (signed / name).read_bytes()
+        (signed / name).write_bytes(kept + b" ")
+        with pytest.raises(ValueError, match="what was signed"):
+            verified(signed, public(key))
+        (signed / name).unlink()  # it may be kept back
+        verified(signed, public(key))
+        (signed / name).write_bytes(kept)
+    # Whoever draws the pages anew signs anew.
+    (signed / "report.html").write_text("<p>more</p>", encoding="utf-8")
+    assert run("account", signed, "--sign", key) == (0, "")
+    verified(signed, public(key))
+
+
 def test_the_envelope_is_an_in_toto_attestation(signed: Path, key: Path) -> None:
     """With the library of another party: nothing of ours but the form that was written down."""
     envelope = json.loads((signed / ENVELOPE).read_text())
@@ -111,7 +130,9 @@ def test_the_envelope_is_an_in_toto_attestation(signed: Path, key: Path) -> None
     for subject in said["subject"]:
         content = (signed / subject["name"]).read_bytes()
         assert subject["digest"] == {"sha256": hashlib.sha256(content).hexdigest()}
-    assert [one["name"] for one in said["subject"]] == ["statement.json", "plan.json"]
+    assert [one["name"] for one in said["subject"]] == [
+        *("statement.json", "plan.json", "statement.md"),
+    ]
     assert said["predicate"] == json.loads((signed / "statement.json").read_text())
 
 

@@ -984,6 +984,14 @@ def protected(statement: Statement) -> str:
     return f"{_PROTECTED[statement.adjacency].format(who, that)}. {more}"
 
 
+def sought(statement: Statement) -> str:
+    """The aim of an attacker: "whether one record was used", or "what one record says"."""
+    if statement.adjacency == "add-or-remove":
+        return f"whether {records(statement)} was used"
+    # With these, whether there is such a record is not protected.
+    return f"what {records(statement)} {'says' if statement.group == 1 else 'say'}"
+
+
 def _sentences(statement: Statement, listed: str) -> tuple[str, str, str]:
     if not statement.private:
         return _not_private(statement)
@@ -998,7 +1006,7 @@ def _sentences(statement: Statement, listed: str) -> tuple[str, str, str]:
     )
     rate, power = statement.attack[min(1, len(statement.attack) - 1)]
     second = (
-        f"An attacker who wants to tell whether {who} was used, who knows everything but "
+        f"An attacker who wants to tell {sought(statement)}, who knows everything but "
         f"{statement.way.unknown(statement.mechanism)}, and who accepts {rate:.1%} false alarms, "
         f"succeeds at most {at_most(power, '.1%')} of the time."
     )
@@ -1066,7 +1074,8 @@ def truth(statement: Statement) -> list[tuple[str, str]]:
     found = statement.attained
     if found is None:
         return wide
-    factor = max(1.0, statement.epsilon.upper / found.epsilon)
+    upper = statement.epsilon.upper
+    factor = 1.0 if found.epsilon == upper else upper / found.epsilon
     return [
         *wide,
         ("ε that data attain", f"at least {at_least(found.epsilon, '.6g')}: {found.data}"),
@@ -1136,8 +1145,7 @@ def _meaning(statement: Statement) -> list[str]:
         "## What they mean",
         "",
         f"δ should be well below one over the number of {unit(statement)}s. Whatever test such an "
-        f"attacker uses to tell whether {records(statement)} was used, this is the best they can "
-        "do:",
+        f"attacker uses to tell {sought(statement)}, this is the best they can do:",
         "",
         "| false alarms accepted | detections, at most |",
         "| --- | --- |",

@@ -13,7 +13,13 @@ from functools import cache, partial
 from forethought import __version__
 from forethought.accounting import exact
 from forethought.accounting.accountants import ACCOUNTANTS
-from forethought.accounting.adaptive import CHOSEN, SELECTION, TOLERANCE
+from forethought.accounting.adaptive import (
+    CHOSEN,
+    FILTER,
+    GAUSSIAN_FILTER,
+    SELECTION,
+    TOLERANCE,
+)
 from forethought.accounting.attack_bounds import Attack, Attained, attack_of, attained_of, bounded
 from forethought.accounting.interval import Interval, at_least, at_most
 from forethought.accounting.statement import (
@@ -31,6 +37,7 @@ from forethought.accounting.statement import (
     code_digest,
     following,
     listed,
+    of_persons,
     plan_digest,
     registered,
     required,
@@ -49,6 +56,18 @@ _FINEST_ATTACK = 1e-4
 _SAME = 1e-9
 # Caveats of a plan that the statement of a whole search or run need not repeat.
 _ANSWERED = (Caveat("search"), Caveat("chosen-phases"))
+# Caveats of the plan itself: a statement has neither fewer nor more of them.
+_OF_PLAN = frozenset({"persons", "rows-of-persons", "statistics", "augmented"})
+# Choices that were made while the rounds ran → the accountants that allow for them.
+_FILTERS = (FILTER, GAUSSIAN_FILTER)
+_OF_ROUNDS = {
+    "candidates": (SELECTION,),
+    "phases-fixed": tuple(ACCOUNTANTS),
+    **dict.fromkeys(("phases-by-results", "sizes-by-results", "noise-by-releases"), _FILTERS),
+}
+# Files of holders who may end before their last round, and of runs in phases.
+_OF_HOLDERS = frozenset({"federation.json", "gossip.json"})
+_PHASES = frozenset({"phases.json", "federation.json"})
 
 
 @dataclass(frozen=True)
@@ -327,8 +346,15 @@ def _caveats(case: _Case) -> str | None:
             raise StatementError(
                 f"the statement says what is not so of its mechanism ({one.code}): {one.sentence}"
             )
-    if not of_role(s.caveats, "choice"):
+    choices = of_role(s.caveats, "choice")
+    if not choices:
         raise StatementError("the statement does not say how hyperparameters were chosen")
+    for one in choices:
+        if s.accountant["kind"] not in _OF_ROUNDS.get(one.code, ACCOUNTANTS):
+            raise StatementError(
+                f"the statement says what its accountant does not allow for ({one.code}): "
+                f"{one.sentence}"
+            )
     return "that nothing else was left out, and how hyperparameters were chosen, is as declared"
 
 
@@ -368,6 +394,8 @@ def _mechanism(case: _Case) -> str | None:
     in_phases = any(one.code in ("phases-fixed", "phases-by-results") for one in s.caveats)
     if "phases.json" in named and not in_phases:
         raise StatementError("the statement does not say that its run was made in phases")
+    if in_phases and case.files is not None and not _PHASES & set(case.files):
+        raise StatementError("the statement says that its run was made in phases: no file does")
     if case.plan is None:
         return "no plan.json beside it: that these rounds were the ones that ran"
     planned, count = case.plan.mechanism, len(s.mechanism)
@@ -384,7 +412,15 @@ def _mechanism(case: _Case) -> str | None:
     # A search pays for whole trials; else a run may have stopped after some of its rounds.
     least = len(planned) if s.accountant["kind"] in CHOSEN else 1
     if least <= count <= len(planned) and planned.first(count) == s.mechanism:
-        return None
+        # What ran by itself accounts for all of its plan, whatever ended it.
+        if count == len(planned) or not s.releases or _OF_HOLDERS & set(case.files or ()):
+            return None
+        if case.files is None:
+            return f"that it was over after {count:,} of {len(planned):,} rounds leaves no trace"
+        raise StatementError(
+            f"the statement accounts for {count:,} of the {len(planned):,} rounds of its plan: a "
+            "run that others take no part in is accounted with all of them"
+        )
     again = any(one.code == "released-again" for one in s.caveats)
     if again and count == len(planned) and _no_more_noise(s.mechanism, planned):
         return None
@@ -439,7 +475,8 @@ def _clip_norm(case: _Case) -> str | None:
 def _plan(case: _Case) -> str | None:
     s = case.claimed
     if case.plan is None:
-        return "no plan.json beside it"
+        who = ": that one record is one person is as declared" if of_persons(s) else ""
+        return f"no plan.json beside it{who}"
     if s.plan is None:
         raise StatementError("the statement names no plan, but there is a plan.json beside it")
     if s.plan != plan_digest(case.plan.to_dict()):
@@ -460,6 +497,18 @@ def _plan(case: _Case) -> str | None:
             f"the plan beside the statement says of its hyperparameters {str(chosen)!r}, the "
             f"statement {s.hyperparameters!r}"
         )
+    unit = getattr(getattr(case.plan, "contribution", None), "kind", None)
+    if of_persons(s) and unit != "persons":
+        raise StatementError("the statement is for persons, its plan for records")
+    # Other trials of a search may keep other numbers of a person's rows.
+    found = caveats_of(case.plan)
+    tried = {one.code for one in found} if s.accountant["kind"] == SELECTION else ()
+    for one in s.caveats:
+        told = one.code in _OF_PLAN or (one.role == "choice" and one.code not in _OF_ROUNDS)
+        if told and one not in (*found, chosen) and one.code not in tried:
+            raise StatementError(
+                f"the statement says what its plan does not ({one.code}): {one.sentence}"
+            )
     return None
 
 

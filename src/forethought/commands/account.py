@@ -97,10 +97,11 @@ def account(
         statement = jobs.account_for(from_numbers(delta=delta, **flags), examples, group)
     else:
         if sign is not None:
-            envelope = jobs.sign(path, sign)
-            page = envelope.with_name("statement.html")
-            if envelope.stem == "statement.intoto" and page.is_file() and not page.is_symlink():
-                write_statement(envelope.parent)  # the page names the signing key
+
+            def drawn(page: Path) -> None:
+                write_statement(page.parent)  # it names the signing key
+
+            jobs.sign(path, sign, drawn)
         if checks:
             verification = jobs.verified(path, public_key, ledger=ledger)
             statement = jobs.again(verification.statement, group=group, delta=delta)
@@ -316,8 +317,10 @@ def report(
         unfinished = UnfinishedRun.load(folder)
         values = unfinished.to_dict()
         terminal.show_unfinished(console, unfinished)
-    elif there("federation.json", "gossip.json") or not there("transcript.json"):
-        # The folder of a member of a federation or gossip has a statement but no run of its own.
+    elif there("federation.json", "gossip.json") or not (
+        there("plan.json") and there("transcript.json")
+    ):
+        # The folder of a member or of released statistics has a statement but no run of its own.
         page = write_statement(folder)
         statement = Statement.load(folder / "statement.json")
         values = json.loads(statement.to_json())

@@ -368,46 +368,20 @@ def papers(
     table: Annotated[
         str | None, typer.Option(help="One of its tables, printed beside ours.")
     ] = None,
-    beside: Annotated[
-        Path | None, typer.Option(help="A plan.json: the papers' bounds on utility beside it.")
-    ] = None,
-    parameters: Annotated[int | None, typer.Option(help="d, with --beside.")] = None,
-    smoothness: Annotated[
-        float | None, typer.Option(help="M, the largest curvature of the risk, with --beside.")
-    ] = None,
-    gap: Annotated[
-        float | None, typer.Option(help="Risk at the start minus the least, with --beside.")
-    ] = None,
-    convexity: Annotated[
-        float | None, typer.Option(help="The least curvature, with --beside; none: any risk.")
-    ] = None,
     as_json: command.Json = False,
     quiet: command.Quiet = False,
 ) -> None:
     """The five papers: what each claims, where it is wrong, its tables beside ours."""
     from forethought.papers import published
-    from forethought.papers.comparison import utility_bounds
-    from forethought.report.terminal import show_bounds, show_paper, show_paper_table, show_papers
-    from forethought.values.plan import Plan
+    from forethought.report.terminal import show_paper, show_paper_table, show_papers
     from forethought.values.serialisation import plain
 
     command.refuse(
         table is not None and name is None, "--table goes with a paper: forethought papers 000"
     )
-    constants: dict[str, Any] = {"parameters": parameters, "smoothness": smoothness, "gap": gap}
-    given = [value is not None for value in constants.values()]
-    command.refuse(
-        (beside is None and (any(given) or convexity is not None))
-        or (beside is not None and (name is not None or not all(given))),
-        "--beside PLAN goes with --parameters, --smoothness and --gap, all three, and no paper",
-    )
     console = command.console_for(quiet or as_json)
-    if beside is not None:
-        found: Any = utility_bounds(Plan.load(beside), **constants, convexity=convexity)
-        show_bounds(console, found)
-        found = [{**plain(row.bound), "runs": row.runs} for row in found]
-    elif name is None:
-        found = list(published.papers().values())
+    if name is None:
+        found: Any = list(published.papers().values())
         show_papers(console, found)
     elif table is None:
         found = published.paper(name)

@@ -150,7 +150,7 @@ def fitted(plan: Plan) -> Plan:
             replace(part, noise_multiplier=part.noise_multiplier * factor)
             for part in plan.mechanism
         ]
-        return plan.with_(mechanism=Mechanism(*parts, adjacency=plan.mechanism.adjacency))
+        return plan.remade(mechanism=Mechanism(*parts, adjacency=plan.mechanism.adjacency))
 
     def fits(factor: float) -> bool:
         return not filter_of(at(factor)).would_exceed(at(factor).mechanism)

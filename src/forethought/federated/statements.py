@@ -107,13 +107,13 @@ def plan_made(federation: Federation, client: int, transcript: Transcript | None
     sizes that it chose."""
     plan = federation.plan(client)
     if federation.sizes is not None and transcript is not None and len(transcript):
-        return plan.with_(
+        return plan.remade(
             mechanism=transcript.mechanism(plan.mechanism.adjacency),
             not_covered=(*plan.not_covered, PHASES_ALONE),
         )
     if not federation.phases:
         return plan
-    return plan.with_(mechanism=federation.planned(client))
+    return plan.remade(mechanism=federation.planned(client))
 
 
 def _phase_notes(

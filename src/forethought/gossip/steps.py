@@ -25,7 +25,7 @@ class OwnSteps:
         plan = gossip.plan(worker)
         # Workers that wait for each other take up no headroom: a schedule ends with what they make.
         made = plan.privacy.mechanism.first(gossip.updates(worker))
-        plan = plan.with_(mechanism=made)
+        plan = plan.remade(mechanism=made)
         self._sizes, self._rounds = step_sizes(plan), plan.rounds
         self._weight = gossip.weight(worker)
         self._momentum = np.float32(gossip.momentum)

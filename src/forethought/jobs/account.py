@@ -6,9 +6,9 @@ import hashlib
 import math
 import signal
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +25,7 @@ from forethought.accounting.statement import (
     Statement,
     StatementError,
     account,
+    code_digest,
     content_hash,
     plan_digest,
 )
@@ -35,6 +36,7 @@ from forethought.gossip.decentralised import NetworkViewError
 from forethought.gossip.gossip import GOSSIP, Gossip
 from forethought.gossip.statements import NOTES, network_gains, outsider_gain
 from forethought.jobs.job import JobRequest
+from forethought.ledger.book import Account, Entry, Reservation
 from forethought.ledger.history import history
 from forethought.ledger.paid_run import EVIDENCE as IN_BOOK
 from forethought.ledger.paid_run import book_at, in_words
@@ -49,6 +51,9 @@ if TYPE_CHECKING:
     from forethought.papers.comparison import ComparisonRow
 
 PLAN, STATEMENT, MODEL = "plan.json", "statement.json", "model.safetensors"
+# What people read beside a statement; signed with it, and compared where it can be.
+TEXT, PAGE = "statement.md", "statement.html"
+READ = (TEXT, PAGE, "report.html", "results.json")
 # Accountants that rely on the noise of other holders, or on the secrecy of their updates.
 OF_OTHERS = frozenset({AGGREGATE, NETWORK, SECURE_AGGREGATION})
 # The entry of a verification that compares with the data set's ledger.
@@ -67,7 +72,11 @@ def compared(statement: Statement) -> list[ComparisonRow]:
 
 
 def account_for(request: JobRequest, examples: int, group: int | None) -> Statement:
-    """The statement of a run that a job describes, without data."""
+    """The statement of a run that a job describes, without data.
+
+    Raises ValueError: the group is larger than the data.
+    """
+    _require_so_many(group, examples)
     return account(request.job.make_plan(examples), group=group)
 
 
@@ -79,37 +88,50 @@ def statement_of(path: Path, *, group: int | None = None, delta: float | None = 
         group, delta: compute it for another group size or δ; None: its own.
 
     Raises:
-        ValueError: neither a plan nor a statement.
+        ValueError: neither a plan nor a statement, or a group that is larger than the data.
         OSError: no such file.
     """
     found = _file_of(path)
     if _schema_of(found).startswith("forethought/plan/"):
-        return account(Plan.load(found), delta, group=group)
+        plan = Plan.load(found)
+        _require_so_many(group, plan.examples)
+        return account(plan, delta, group=group)
     return again(Statement.load(found), group=group, delta=delta)
 
 
 def again(
     statement: Statement, *, group: int | None = None, delta: float | None = None
 ) -> Statement:
-    """The statement for another group size or δ; unchanged where both are its own."""
+    """The statement for another group size or δ; unchanged where both are its own.
+
+    It is made here and now: no file that was signed or written beside the other one names it.
+
+    Raises ValueError: a δ outside (0, 1), or a group that is larger than the data.
+    """
     group = statement.group if group is None else group
-    if group == statement.group and delta in (None, statement.delta):
+    delta = statement.delta if delta is None else delta
+    if (group, delta) == (statement.group, statement.delta):
         return statement
+    if group != statement.group:
+        _require_so_many(group, statement.examples)
     other = account(
         statement.mechanism,
-        delta or statement.delta,
+        delta,
         group=group,
         accountant=statement.accountant,
         randomness=statement.randomness,
     )
-    return replace(
-        statement,
-        delta=other.delta,
-        epsilon=other.epsilon,
-        group=other.group,
-        attack=other.attack,
-        signature=None,
-    )
+    kept = ("caveats", "releases", "examples", "clip_norm", "plan", "about")
+    return replace(other, **{name: getattr(statement, name) for name in kept})
+
+
+def _require_so_many(group: int | None, examples: int | None) -> None:
+    # Before anything is computed: the time that it takes grows with the group.
+    if group is not None and examples is not None and group > examples:
+        raise ValueError(
+            f"{group:,} records cannot be protected together in data that have {examples:,}: ask "
+            "for fewer"
+        )
 
 
 def verified(
@@ -119,6 +141,7 @@ def verified(
     seconds: float = LONGEST,
     ledger: str | None = None,
     token_file: Path | None = None,
+    anew: bool = False,
 ) -> verification.Verification:
     """Recompute the statement of a run folder or a file, with the run's other files.
 
@@ -131,6 +154,7 @@ def verified(
         seconds: time limit.
         ledger: address of the ledger that the run reserved its budget from; the data set's total
             after the run is recomputed from it. token_file: of a ledger service.
+        anew: it is about to be signed anew: a signature beside it does not count.
 
     Raises:
         ValueError: no statement, one that does not hold or is not signed with that key, or a
@@ -140,12 +164,14 @@ def verified(
     found = _file_of(path)
     with _in_time(seconds):
         try:
-            outcome = _verified(found, public_key, path.is_dir())
-            if ledger is None:
-                return outcome
-            row = _in_book(found, outcome.statement, ledger, token_file)
-            kept = [one for one in outcome.rows if one.entry != row.entry]
-            return replace(outcome, rows=(*kept, row))
+            outcome = _verified(found, public_key, path.is_dir(), anew)
+            rows = list(outcome.rows)
+            if ledger is not None:
+                row = _in_book(found, outcome.statement, ledger, token_file)
+                rows = [*(one for one in rows if one.entry != row.entry), row]
+            if found.name == STATEMENT and _there(found.with_name(TEXT)):
+                rows.append(_text_of(found))
+            return replace(outcome, rows=tuple(rows))
         except (CertificateError, OSError):
             raise
         except (StatementError, signing.SignatureError) as error:
@@ -160,7 +186,9 @@ def verified(
             ) from error
 
 
-def _verified(found: Path, public_key: Path | None, whole: bool) -> verification.Verification:
+def _verified(
+    found: Path, public_key: Path | None, whole: bool, anew: bool
+) -> verification.Verification:
     text = read_outside(found)
     values = parse(text)
     if isinstance(values, dict) and str(values.get("schema")).startswith("forethought/plan/"):
@@ -170,17 +198,17 @@ def _verified(found: Path, public_key: Path | None, whole: bool) -> verification
         )
     statement = Statement.from_json(text)
     texts = _texts_of(found, statement) if found.name == STATEMENT else {}
-    signer = _signer(found, text, statement, texts, public_key)
+    signer = None if anew else _signer(found, text, statement, texts, public_key)
     alone = not texts and not whole
     files = {name: content_hash(held.encode()) for name, held in texts.items()}
     if not alone:
         # Checked before the files are parsed.
         verification.require_evidence(statement, files)
     plan = Plan.from_json(texts[PLAN]) if PLAN in texts else None
+    federation = Federation.from_json(texts[FEDERATION]) if FEDERATION in texts else None
     transcript = None
     if TRANSCRIPT in texts:
-        transcript = _transcript(texts[TRANSCRIPT], statement)
-    federation = Federation.from_json(texts[FEDERATION]) if FEDERATION in texts else None
+        transcript = _transcript(texts[TRANSCRIPT], statement, plan, federation)
     gossip = Gossip.from_json(texts[GOSSIP]) if GOSSIP in texts else None
     if federation is not None and ROSTER in texts:
         require_roster(federation, Roster.from_json(texts[ROSTER]))
@@ -197,7 +225,7 @@ def _verified(found: Path, public_key: Path | None, whole: bool) -> verification
     outcome = verification.check(
         statement,
         plan,
-        _model(found.with_name(MODEL)) if found.name == STATEMENT else None,
+        _hash_of(found.with_name(MODEL)) if found.name == STATEMENT else None,
         transcript,
         others,
         None if alone else files,
@@ -209,6 +237,22 @@ def _verified(found: Path, public_key: Path | None, whole: bool) -> verification
     return replace(
         outcome, rows=(*outcome.rows, verification.ComparedEntry(BOOK, "", "", None, why))
     )
+
+
+def _text_of(found: Path) -> verification.ComparedEntry:
+    """The comparison of the statement.md beside a statement.json.
+
+    Raises:
+        StatementError: it is another text than this source code wrote for the statement.
+    """
+    statement = Statement.from_json(read_outside(found))
+    if read_outside(found.with_name(TEXT)) == statement.to_markdown():
+        return verification.ComparedEntry(TEXT, "", "", verification.FOLLOWS)
+    evidence = statement.evidence
+    if evidence is not None and evidence.code == code_digest():
+        raise StatementError(f"{TEXT} beside it is not its text: it was changed")
+    why = "its words are not those of the source code that is installed here"
+    return verification.ComparedEntry(TEXT, "", "", None, why)
 
 
 def _require_words(text: str, statement: Statement) -> None:
@@ -244,7 +288,8 @@ def _in_book(
             planned = before.charge.mechanism + planned
         again = [book.reservation(one) for one in noted["again"]]
         paying = [book.reservation(one) for one in noted.get("also", ())]
-        points = history(book.entries(), noted["data"], head).points
+        opened, entries = book.account(noted["data"]), book.entries()
+        points = history(entries, noted["data"], head).points
     ran = statement.mechanism
     if "part" in noted:  # one part of a series, which may not have ended
         first, end = noted["part"]
@@ -276,6 +321,7 @@ def _in_book(
     same = same and all(one.data == held.data and one.released == one.charge.rounds for one in more)
     if held.data != noted["data"] or not same:
         raise StatementError(f"reservation {number} in the book is of another run than this")
+    _require_noted(noted, held, opened, entries)
     total, stated = points[-1].epsilon, float(noted["total"]["epsilon"])
     if total > stated * (1 + 1e-9):
         raise StatementError(
@@ -283,6 +329,33 @@ def _in_book(
             f"by its book it was {at_most(total)}"
         )
     return verification.ComparedEntry(BOOK, at_most(stated), at_most(total), f"the book at {place}")
+
+
+def _require_noted(
+    noted: Mapping[str, Any], held: Reservation, opened: Account, entries: Sequence[Entry]
+) -> None:
+    """Refuse evidence of other terms than the book's, or of a total without the run."""
+    terms: dict[str, Any] = {
+        "budget": asdict(opened.budget),
+        "adjacency": opened.adjacency,
+        "unit": opened.unit,
+        "partition": held.charge.partition,
+        "delta": opened.budget.delta,
+    }
+    for name, value in terms.items():
+        found = noted["total"][name] if name == "delta" else noted[name]
+        if found != value:
+            raise StatementError(f"{IN_BOOK} has the {name} {found!r}, the book {value!r}")
+    kinds, least = {"settle", "end"}, 0
+    if "part" in noted:  # marked before the total was taken, and settled with the whole series
+        kinds, least = {"mark", *kinds}, noted["part"][1]
+    for entry in entries:
+        own = entry.kind in kinds and entry.values["reservation"] == held.number
+        if own and entry.values["rounds"] >= least:
+            return  # at the head, or before it
+        if entry.hash == noted["total"]["head"]:
+            break
+    raise StatementError(f"the head in {IN_BOOK} is older than what the book has of this run")
 
 
 def _paid_again(ran: Mechanism, planned: Mechanism, again: Sequence[Mechanism]) -> bool:
@@ -325,7 +398,7 @@ def _require_policy(text: str, statement: Statement) -> None:
     if values["epsilon"] is None:  # the policy allows what the plan spends
         return
     allowed = real("policy epsilon", values["epsilon"], above=0)
-    delta = values["delta"] or statement.delta
+    delta = statement.delta if values["delta"] is None else values["delta"]
     spent = again(statement, delta=real("policy delta", delta, above=0, below=1)).guarantee
     # The tolerance allows for numerical differences between machines.
     if spent > allowed * (1 + 2e-3):
@@ -343,8 +416,8 @@ def _texts_of(found: Path, statement: Statement) -> dict[str, str]:
     return {path.name: read_outside(path) for path in paths if _there(path)}
 
 
-def _model(path: Path) -> str | None:
-    """The SHA-256 of a model file, after ``sha256:``; None: there is no file."""
+def _hash_of(path: Path) -> str | None:
+    """The SHA-256 of a file, after ``sha256:``; None: there is no file."""
     if not _there(path):
         return None
     with opened_outside(path, LARGEST_MODEL) as file:
@@ -375,24 +448,35 @@ def _signer(
     present = {name: content_hash(held.encode()) for name, held in texts.items()}
     present[found.name] = content_hash(text.encode())
     for name in signed.subjects:
-        if name == MODEL:  # the model may be withheld; the statement has its hash
-            present[name] = _model(found.with_name(name)) or f"sha256:{signed.subjects[name]}"
+        if name in (MODEL, *READ):  # these may be withheld
+            present[name] = _hash_of(found.with_name(name)) or f"sha256:{signed.subjects[name]}"
     differs = [name for name, value in present.items() if signed.subjects.get(name) != value[7:]]
     missing = [name for name in signed.subjects if name not in present]
     if differs or missing or signed.predicate != parse(text):
         raise StatementError(
             f"{path.name} signs another folder: "
-            f"{', '.join((*differs, *missing)) or 'the statement'} is not what was signed"
+            f"{', '.join((*differs, *missing)) or 'the statement'} is not what was signed. Its "
+            "signer signs again what was changed on purpose"
         )
     return verification.SignatureOwner(signed.fingerprint, key is not None)
 
 
-def _transcript(text: str, statement: Statement) -> tuple[Releases, ...]:
+def _transcript(
+    text: str, statement: Statement, plan: Plan | None, federation: Federation | None
+) -> tuple[Releases, ...]:
     """The releases of a transcript, after a check that its rounds are those of the statement."""
     transcript = Transcript.from_json(text)
-    stopped = any(caveat.code in STOPPED for caveat in statement.caveats)
+    codes = {caveat.code for caveat in statement.caveats}
+    planned = [] if plan is None else [plan] if federation is None else federation.plans
+    most = max((len(one.mechanism) for one in planned), default=transcript.next)
     try:
-        transcript.require(statement.mechanism, stopped=stopped)
+        transcript.require(statement.mechanism, stopped=bool(codes & STOPPED))
+        if transcript.again and "released-again" not in codes:
+            raise TranscriptError("it has rounds that were released again")
+        if transcript.again and plan is not None:
+            transcript.require(plan.mechanism, once=True)
+        if transcript.next > most:
+            raise TranscriptError(f"it leaves out rounds up to {transcript.next:,} of {most:,}")
     except TranscriptError as error:
         raise StatementError(
             f"{TRANSCRIPT} is of other rounds than the statement: {error}"
@@ -500,11 +584,13 @@ def _there(path: Path) -> bool:
     return path.exists() or path.is_symlink()
 
 
-def sign(path: Path, key: Path) -> Path:
+def sign(path: Path, key: Path, draw: Callable[[Path], object] | None = None) -> Path:
     """Verify a statement, and sign it and the files beside it as an in-toto attestation.
 
     Args:
         path: run folder or statement.json. key: PEM file of an Ed25519 private key.
+        draw: draws the page of a signed statement again; called with its path if there is one. What
+            it drew is signed as well.
 
     Returns:
         The envelope's file, beside the statement.
@@ -514,16 +600,25 @@ def sign(path: Path, key: Path) -> Path:
         OSError: no such file.
     """
     found, signed = _file_of(path), _envelope_of(_file_of(path))
-    verified(path)
+    verified(path, anew=True)
     text = read_outside(found)
     texts = _texts_of(found, Statement.from_json(text)) if found.name == STATEMENT else {}
     files = {
         name: content_hash(held.encode()) for name, held in {found.name: text, **texts}.items()
     }
-    model = _model(found.with_name(MODEL)) if found.name == STATEMENT else None
-    if model is not None:
-        files[MODEL] = model
-    write_text(signed, signing.attest(files, parse(text), key) + "\n")
+
+    def attest() -> None:
+        for name in (MODEL, *READ) if found.name == STATEMENT else ():
+            file = found.with_name(name)
+            value = None if name in READ and file.is_symlink() else _hash_of(file)
+            if value is not None:
+                files[name] = value
+        write_text(signed, signing.attest(files, parse(text), key) + "\n")
+
+    attest()
+    if draw is not None and PAGE in files:
+        draw(found.with_name(PAGE))
+        attest()
     return signed
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from forethought.accounting.statement import plan_digest
 from forethought.jobs.job import JOB_NAME, from_file, resumed
 from forethought.jobs.load import Loaded, load_job
 from forethought.values.plan import Plan
@@ -182,13 +183,13 @@ def read_run(path: Path, data_dir: Path | None) -> tuple[Plan, Loaded | None, st
 
 
 def save(audited: Audited) -> tuple[Path, Path | None]:
-    """Write audit.json.
+    """Write audit.json, which names the audited plan.
 
     Returns:
         Its path, and the path for the figure of the attack; None: there was no attack.
     """
     audited.folder.mkdir(parents=True, exist_ok=True)
     path = audited.folder / "audit.json"
-    audited.audit.save(path)
+    audited.audit.save(path, plan_digest(audited.plan.to_dict()))
     attack = audited.audit.attack
     return path, audited.folder / "audit.png" if attack and attack.points else None

@@ -106,7 +106,7 @@ class Holders:
     Args:
         loaded: the job, its data set and model.
         shared: the model, with its weights as one vector.
-        parts: each holder's record numbers.
+        parts: each holder's record numbers; (): each brings its own records.
         speeds: records per second of each holder, relative to 1.
         agreed: the agreed federation or gossip. budgets: the budget of each holder.
         times: of a simulation.
@@ -138,7 +138,18 @@ class Holders:
         return star and federation is not None and federation.fused
 
     def share(self, place: int) -> Dataset:
-        """One holder's own records."""
+        """One holder's own records.
+
+        Raises:
+            JobError: each holder brings its own, and they are not here.
+        """
+        if not self.parts:
+            member = self.agreed.MEMBER
+            raise JobError(
+                f"each {member} brings its own records (examples), which are not here: leave "
+                f"examples and folder out to deal the job's data out, or run each {member} by "
+                "itself"
+            )
         return share_of(self.loaded.dataset, self.parts[place])
 
 
@@ -190,16 +201,25 @@ def deal(
 def holders_of(request: JobRequest, kind: Kind, data_dir: Path | None = None) -> Holders:
     """Load a job's data, divide it among the holders, and plan every holder's part.
 
+    Where the job has every member's number of examples, only the model's shape is taken from the
+    data, which may be a public sample.
+
     Raises:
         JobError: no such section, and as for :func:`deal`.
         ValueError: errors of data, model, planner, graph, federation or gossip.
     """
     section = section_of(request.job, kind)
-    loaded, parts = deal(request, section, data_dir)
-    shared, speeds = SharedModel(load.module_of(loaded)), speeds_of(section, len(parts))
-    sizes = [load.count_of(loaded.dataset, part) for part in parts]
+    parts: Parts = ()
+    if section.brings_own:
+        loaded = load.load_job(request, data_dir)
+        sizes = [table.examples or 0 for table in section.tables]
+    else:
+        loaded, parts = deal(request, section, data_dir)
+        sizes = [load.count_of(loaded.dataset, part) for part in parts]
+    shared, speeds = SharedModel(load.module_of(loaded)), speeds_of(section, len(sizes))
     found, budgets = agreed(request, section, sizes, speeds, Network.of(loaded, shared))
-    found = replace(found, plans=tuple(loaded.with_caveats(plan) for plan in found.plans))
+    if parts:  # a public sample's caveats are not those of the members' records
+        found = replace(found, plans=tuple(loaded.with_caveats(plan) for plan in found.plans))
     times = times_of(section, found, speeds, request.folder)
     return Holders(loaded, shared, parts, speeds, found, budgets, times)
 
@@ -536,7 +556,7 @@ def _plan(
 
 
 def _with_step_size(lead: Plan, rate: float) -> Plan:
-    return lead.with_(use=replace(lead.use, optimizer=replace(lead.optimizer, learning_rate=rate)))
+    return lead.remade(use=replace(lead.use, optimizer=replace(lead.optimizer, learning_rate=rate)))
 
 
 def _half_of_the_longest(lead: Plan, parameters: int) -> Plan:
@@ -548,7 +568,7 @@ def _half_of_the_longest(lead: Plan, parameters: int) -> Plan:
     chosen = lead.assumed
     if chosen is None or "step size" not in chosen.chosen:
         return lead
-    most = defaults.longest_rate(lead, parameters, chosen.feature_norm) / 2
+    most = defaults.Trained(parameters, chosen.feature_norm).step / lead.clip.norm / 2
     return lead if lead.optimizer.learning_rate <= most else _with_step_size(lead, most)
 
 

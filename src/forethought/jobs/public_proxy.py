@@ -25,6 +25,7 @@ from forethought.holders.simulate import simulate
 from forethought.jobs.holders import Agreed, Holders
 from forethought.jobs.job import JobError, JobRequest, ModelSection
 from forethought.jobs.load import Loaded, load_job
+from forethought.options import keys
 from forethought.planning.alternatives import plan_tuning
 from forethought.planning.defaults import noise_to_signal
 from forethought.planning.holders import mixings, undisturbed
@@ -73,7 +74,7 @@ def rehearse_job(
     private = loaded.dataset
     shape = private.train.inputs.shape[1:]
     if plan.preparation is not None:  # a public table keeps its declared ranges
-        plan = plan.with_(preparation=plan.preparation.unmeasured)
+        plan = plan.remade(preparation=plan.preparation.unmeasured)
     return rehearse(
         plan,
         lambda: loaded.request.job.build_model(private),
@@ -101,10 +102,19 @@ def utility_of(
             the private data itself, which needs ``leaks``.
         settings: clip_norms, noise_multipliers, draws, batch, epochs, optimizer, seed.
         leaks: accept that a graph from the private data reveals something about them.
+
+    Raises:
+        JobError: the private data without ``leaks``, or a job that protects persons.
     """
     loaded.require_rows("a public proxy")
     private = loaded.dataset
     if proxy is None:
+        if not leaks:
+            raise JobError(
+                "a utility graph trains without noise, so it is for public data: --public-proxy "
+                "NAME, or synthetic; with --leaks accept it takes the job's own, and what that "
+                "shows of them is in no ε"
+            )
         data, source = private, "private"
     elif proxy == SYNTHETIC:
         shape = private.train.inputs.shape[1:]
@@ -250,10 +260,15 @@ def compare_models(
     names = tuple(dict.fromkeys(names))
     if len(names) < 2:
         raise JobError("give two models or more to compare, such as --models linear,mlp")
-    job, found, tuned = request.job, [], None
+    found, tuned = [], None
+    linear = {name: None for name, option in keys("training").items() if option.row.linear}
     for place, name in enumerate(names):
+        job = request.job
         own = job.model if job.model.name == name else ModelSection(name=name)
-        loaded = load_job(replace(request, job=job.model_copy(update={"model": own})), data_dir)
+        job = (job if own.linear else job.with_("training", **linear)).model_copy(
+            update={"model": own}
+        )
+        loaded = load_job(replace(request, job=job), data_dir)
         if loaded.dataset.multilabel:
             raise JobError(
                 "compare goes by accuracy or R², which need one label a record: train with each "

@@ -155,7 +155,7 @@ def _strong_adversary(mechanism: Mechanism, delta: float) -> _Answer:
 # What a plan's rounds attain.
 
 
-class BesideRun(NamedTuple):
+class AttainedBound(NamedTuple):
     """A bound of a paper, and the same quantity of the plan's own rounds on F(θ) = M‖θ‖²/2."""
 
     bound: UtilityBound
@@ -164,7 +164,7 @@ class BesideRun(NamedTuple):
 
 def utility_bounds(
     plan: Plan, parameters: int, smoothness: float, gap: float, convexity: float | None = None
-) -> list[BesideRun]:
+) -> list[AttainedBound]:
     """The papers' bounds on utility at a plan's step size, noise and rounds, beside what runs.
 
     None is a promise: they hold for descent along whole gradients, without sampling and clipping,
@@ -209,9 +209,9 @@ def utility_bounds(
     note = "of private federated learning; what runs is the noise alone"
     shift = UtilityBound("Theorem 2", "E‖θ̃_1 − θ_1‖, of one release", apart, apart, note)
     return [
-        *(BesideRun(rate, float(attained)) for rate in rates),
-        BesideRun(lemma, float(M / 2 * (squares[0] - squares[1]))),
-        BesideRun(shift, apart - moved),
+        *(AttainedBound(rate, float(attained)) for rate in rates),
+        AttainedBound(lemma, float(M / 2 * (squares[0] - squares[1]))),
+        AttainedBound(shift, apart - moved),
     ]
 
 

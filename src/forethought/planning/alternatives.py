@@ -512,7 +512,7 @@ def plan_tuning(
         if base.clip.rule == "quantile" and request.count_noise is None:
             raise PlanError("the clip rule 'quantile' needs count_noise= for all candidates")
         plans.append(
-            base.with_(
+            base.remade(
                 mechanism=found,
                 not_covered=(*base.not_covered, adaptive.SEARCH_ALONE),
                 reasons=(*(pair for pair in base.reasons if pair[0] != "noise"), why),
@@ -730,7 +730,7 @@ def in_phases(
         )
         for number, (part, own) in enumerate(zip(parts, phases or (), strict=True), start=1)
     )
-    return plan.with_(mechanism=mechanism, reasons=(*kept, *why))
+    return plan.remade(mechanism=mechanism, reasons=(*kept, *why))
 
 
 def plan_phases(
@@ -759,7 +759,7 @@ def plan_phases(
     """
     count, factor = whole("phases", phases), real("shrink", shrink, above=0, below=1)
     if plan.preparation is not None and plan.preparation.centres:
-        plan = plan.with_(preparation=None)  # the phases share all of the budget
+        plan = plan.remade(preparation=None)  # the phases share all of the budget
     if plan.budget is None:
         raise PlanError("phases share out a budget: make the plan with budget=")
     if plan.preparation is not None:
@@ -798,7 +798,7 @@ def plan_phases(
         for j, f in enumerate(found, start=1)
     )
     kept = tuple(pair for pair in plan.reasons if pair[0] not in ("noise", "batch", "rounds"))
-    return plan.with_(mechanism=_of_phases(plan, found), reasons=(*kept, *why))
+    return plan.remade(mechanism=_of_phases(plan, found), reasons=(*kept, *why))
 
 
 def _of_phases(plan: Plan, found: Sequence[NextPhase]) -> Mechanism:

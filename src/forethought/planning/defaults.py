@@ -541,11 +541,6 @@ def score_rule(
     return ScoreRule(declared * factor * math.sqrt(math.log2(max(2, classes))), clip, long)
 
 
-def linear_clip(feature_norm: float, share: float = SCORE_CLIP) -> float:
-    """The clip norm for a linear model, from the features' usual norm without intercept."""
-    return share * math.hypot(feature_norm, 1.0)
-
-
 class Trained(NamedTuple):
     """The facts about the trained model that the rules use.
 
@@ -579,16 +574,6 @@ class Trained(NamedTuple):
 
 # A model of unknown size.
 UNKNOWN = Trained()
-
-
-def longest_rate(plan: Plan, parameters: int, feature_norm: float | None = None) -> float:
-    """The largest η of a plan; with a larger one, steps along the gradients would oscillate.
-
-    Args:
-        parameters: number of trained weights. feature_norm: usual norm of a linear model's
-            features; None: no linear model, or unknown.
-    """
-    return Trained(parameters, feature_norm).step / plan.clip.norm
 
 
 def longest_rate_of_squares(feature_norm: float, momentum: float = 0.0) -> float:

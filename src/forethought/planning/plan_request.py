@@ -574,13 +574,13 @@ class PlanRequest(Keywords):
         Raises:
             PlanError: a changing sample size exceeds the data.
         """
-        release = Rounds(noise_multiplier, rounds, self.sampling_of(batch), self.clipping)
-        strategy = self.strategy(batch, rounds)
-        if strategy is not None:
-            release = Correlated(
-                noise_multiplier, rounds, release.sampling, self.clipping, strategy
-            )
-        parts = with_course(release, self.course, self.examples)
+        sampling, strategy = self.sampling_of(batch), self.strategy(batch, rounds)
+        parts: tuple[Rounds, ...]
+        if strategy is None:
+            equal = Rounds(noise_multiplier, rounds, sampling, self.clipping)
+            parts = self.course.parts(equal, self.examples)
+        else:  # correlated rounds have no course
+            parts = (Correlated(noise_multiplier, rounds, sampling, self.clipping, strategy),)
         training = Mechanism(*parts, adjacency=self.neighbouring)
         return training if self.preparation is None else self.preparation.before(training)
 
@@ -774,11 +774,6 @@ def scaled(sampling: Sampling, factor: float, examples: int) -> Sampling:
     return sampling.resized(size, examples)
 
 
-def with_course(equal: Rounds, course: Course, examples: int) -> tuple[Rounds, ...]:
-    """The rounds of a course; correlated rounds, which have no course, stay as they are."""
-    return (equal,) if isinstance(equal, Correlated) else course.parts(equal, examples)
-
-
 def explain_course(
     course: Course, mechanism: Mechanism, examples: int, why: dict[str, str]
 ) -> None:
@@ -890,4 +885,4 @@ def growing(plan: Plan, growth: float, multiple: int = 1) -> Plan:
     why: dict[str, str] = {}
     explain_course(course, training(sigma), plan.examples, why)
     reasons = (*plan.reasons, *why.items())
-    return plan.with_(mechanism=training(sigma), reasons=reasons)
+    return plan.remade(mechanism=training(sigma), reasons=reasons)

@@ -482,7 +482,7 @@ def _plan(request: PlanRequest) -> Plan:
     explain(found, request.weights, why)
     learning_rate = _learning_rate(request, found, options, why)
     chosen = use.Optimizer(request.optimizer, learning_rate, tuple(options.items()))
-    return found.with_(optimizer=chosen, assumed=request.assumed, reasons=tuple(why.items()))
+    return found.remade(optimizer=chosen, assumed=request.assumed, reasons=tuple(why.items()))
 
 
 def _noise(request: PlanRequest, budget: Budget, batch: int, rounds: int) -> float:
@@ -511,7 +511,7 @@ def _clip(request: PlanRequest, mechanism: Mechanism, why: dict[str, str]) -> Cl
     elif request.by_scores:
         assert request.usual_norm is not None
         share = request.score_rule.clip
-        rule, norm = "flat", defaults.linear_clip(request.usual_norm, share)
+        rule, norm = "flat", share * math.hypot(request.usual_norm, 1.0)
         why["clipping"] = (
             f"flat at {share:g} of a record's usual norm, {norm / share:.3g} with an intercept: as "
             "loud as normalisation where a label is in doubt, and quiet where it is settled"
@@ -552,7 +552,7 @@ def _learning_rate(
         return rate
     momentum = use.momentum_of(options)
     # The noise that correlation leaves in the weights depends on the momentum, so it is set first.
-    found = found.with_(optimizer=replace(found.optimizer, options=tuple(options.items())))
+    found = found.remade(optimizer=replace(found.optimizer, options=tuple(options.items())))
     norm, length = model.feature_norm, defaults.path_length(found, model)
     where = "" if norm is None else f" in scores of features of norm {norm:.3g}"
     bound = (
@@ -868,7 +868,7 @@ def _with_noise(
     kept: dict[str, Any] = {}  # without a change, groups= would replace a contribution of persons
     if groups != plan.groups:
         kept = {"groups": groups, "local": None if groups is None else plan.local}
-    found = plan.with_(**kept, mechanism=make(factor), budget=budget)
+    found = plan.remade(**kept, mechanism=make(factor), budget=budget)
     about = ("epsilon", GROUPS_AGAINST, "groups") if groups is None else ("epsilon",)
     found = found.with_(reasons=tuple(pair for pair in plan.reasons if pair[0] not in about))
     if not use.kind_of(plan.optimizer.name).descends or dict(plan.reasons).get(
@@ -876,7 +876,7 @@ def _with_noise(
     ).startswith((GIVEN, OF_SQUARES)):
         return found
     rate = defaults.learning_rate(found, model, plan.optimizer.momentum)
-    return found.with_(optimizer=replace(plan.optimizer, learning_rate=rate))
+    return found.remade(optimizer=replace(plan.optimizer, learning_rate=rate))
 
 
 def _change(old: Plan, new: Plan) -> str:

@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING, Any
 
 from forethought.accounting.accountants import EXACT, KNOWN_BATCHES
 from forethought.accounting.interval import at_least, at_most
-from forethought.accounting.statement import Statement, protected, records, rows, terms, unit
+from forethought.accounting.statement import Statement, protected, rows, sought, terms, unit
+from forethought.auditing.verdict import SCHEMA as AUDIT_SCHEMA
 from forethought.report.terminal import plan_rows
 from forethought.values.mechanism import Rounds
 from forethought.values.serialisation import parse
@@ -424,7 +425,7 @@ def statement_page(
 
     Args:
         audited: the result of audit.json beside the statement: True, the run was refuted; False, it
-            was not. None: there is no audit.
+            was not. None: there is no audit of this plan.
         signed: fingerprint of the key whose signature beside the statement fits; None: none.
     """
     s = statement
@@ -510,18 +511,20 @@ def write_statement(folder: Path, statement: Statement | None = None) -> Path:
     """
     statement = statement or Statement.load(folder / "statement.json")
     page, title = folder / "statement.html", f"Privacy statement of {folder.resolve().name}"
-    text = statement_page(statement, title, _audited(folder), _signed(folder, statement))
+    text = statement_page(statement, title, _audited(folder, statement), _signed(folder, statement))
     page.write_text(text, encoding="utf-8")
     return page
 
 
-def _audited(folder: Path) -> bool | None:
-    """True if the folder's audit.json refutes the run; None: there is no valid audit.json."""
+def _audited(folder: Path, statement: Statement) -> bool | None:
+    """True if the folder's audit.json refutes the run; None: there is none of the stated plan."""
     try:
-        refuted = parse((folder / "audit.json").read_text(encoding="utf-8"))["refuted"]
+        found = parse((folder / "audit.json").read_text(encoding="utf-8"))
+        schema, plan, refuted = found["schema"], found["plan"], found["refuted"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
-    return refuted if isinstance(refuted, bool) else None
+    own = schema == AUDIT_SCHEMA and isinstance(plan, str) and plan == statement.plan
+    return refuted if own and isinstance(refuted, bool) else None
 
 
 def _signed(folder: Path, statement: Statement) -> str | None:
@@ -543,8 +546,8 @@ def _lead(s: Statement) -> list[str]:
     found = min(100, max(blind, math.ceil(100 * power - 1e-9)))
     units = f"{unit(s)}s" if s.group == 1 else f"groups of {s.group} {unit(s)}s"
     learned = "this model learned from" if s.releases else "such a model would learn from"
-    # Under replace-one the presence of a record is known; only its content is hidden.
-    finds = "finds" if s.adjacency != "replace-one" else "recognises, by what they say,"
+    # Else the presence of a record is known; only its content is hidden.
+    finds = "finds" if s.adjacency == "add-or-remove" else "recognises, by what they say,"
     sentence = (
         f"Of 100 {units} that {learned}, even an attacker who knows all the others {finds} on "
         f"average at most {found}, if {blind} in 100 may be suspected wrongly; blind guessing "
@@ -609,7 +612,9 @@ def _checks(s: Statement, audited: bool | None, signed: str | None) -> list[tupl
         )
     verdict = {None: "nobody, as far as this folder shows", False: "an audit: not refuted"}
     by = verdict.get(audited, "an audit: REFUTED")
-    evidence = "no audit.json: forethought audit tries" if audited is None else "audit.json"
+    evidence = (
+        "no audit.json of this plan: forethought audit tries" if audited is None else "audit.json"
+    )
     compared.append(("The code did what it says (an attempt to refute it)", by, evidence))
     return compared
 
@@ -623,9 +628,9 @@ def _strength(s: Statement) -> list[str]:
     table = [(f"{rate:.1%}", at_most(power, ".2%")) for rate, power in s.attack]
     others = sorted([*PUBLISHED, (s.epsilon.upper, "this statement")])
     return [
-        '<div class="pair"><div><p>Whatever test an attacker uses to tell whether '
-        f"{escape(records(s))} was used, this is the best they can do. Guessing blindly gives as "
-        "many detections as false alarms.</p>",
+        '<div class="pair"><div><p>Whatever test an attacker uses to tell '
+        f"{escape(sought(s))}, this is the best they can do. Guessing blindly gives as many "
+        "detections as false alarms.</p>",
         _table(("false alarms accepted", "detections, at most"), table),
         "</div><div><p>Smaller is stronger. What others promised in public protects other things "
         "in other settings and does not compare exactly:</p>",

@@ -25,7 +25,7 @@ from forethought.values.plan import NAMES, Plan, Preparation
 
 if TYPE_CHECKING:
     from forethought.accounting.verification import Verification
-    from forethought.papers.comparison import BesideRun, ComparisonRow
+    from forethought.papers.comparison import ComparisonRow
     from forethought.planning.alternatives import Front
     from forethought.planning.forecast import Forecast
     from forethought.planning.solve import Neighbour
@@ -110,25 +110,6 @@ def show_paper_table(console: Console, table: PaperTable) -> None:
     """Print a paper's table beside this library's results: on a terminal aligned, else Markdown."""
     console.print(Markdown(table.text) if console.is_terminal else Text(table.text))
     console.print(f"\nPrinted again by: {table.command}", markup=False)
-
-
-def show_bounds(console: Console, rows: Sequence[BesideRun]) -> None:
-    """Print the papers' bounds on utility beside what a plan's rounds attain."""
-    columns = {
-        "bound": "{0.bound.name}",
-        "of": "{0.bound.quantity}",
-        "printed": "{0.bound.printed:.4g}",
-        "proven": "{0.bound.proven:.4g}",
-        "what runs": "{0.runs:.4g}",
-        "note": "{0.bound.note}",
-    }
-    right = ("printed", "proven", "what runs")
-    console.print(figures(rows, columns, right=right, title="Bounds of the papers", **LEFT))
-    console.print(
-        "None is a promise: they are of the papers' own steps and noise, without sampling and "
-        "clipping. What runs is exact for F(θ) = M‖θ‖²/2.",
-        markup=False,
-    )
 
 
 def show_calculated(console: Console, plans: Sequence[Calculated]) -> None:

@@ -12,7 +12,6 @@ inherited from another kind. :mod:`forethought.rounds.randomness` draws the batc
 
 from __future__ import annotations
 
-import importlib
 import math
 from abc import ABC, abstractmethod
 from bisect import bisect_right
@@ -26,11 +25,13 @@ from typing import (
     Literal,
     NamedTuple,
     Protocol,
+    Self,
     TypeAlias,
     get_args,
     runtime_checkable,
 )
 
+from forethought.values import checks
 from forethought.values.checks import frozen, one_of, real, settle, whole
 from forethought.values.serialisation import Stored, build, exact_keys, of_kind, tagged
 from forethought.values.strategies import STRATEGIES, Strategy
@@ -97,7 +98,10 @@ class Sampling(ABC):
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
         facts = [*Sampling.__abstractmethods__, *Sampling.__annotations__]
-        missing = sorted(fact for fact in facts if fact not in vars(cls))
+        # What it names beside Sampling speaks for it; another kind does not.
+        named = [base for base in cls.__bases__ if not issubclass(base, Sampling)]
+        stated = {fact for one in (cls, *named) for fact in vars(one)}
+        missing = sorted(fact for fact in facts if fact not in stated)
         if missing:
             raise TypeError(
                 f"the sampling {cls.__name__} does not say: {', '.join(missing)}. A kind says all "
@@ -222,34 +226,43 @@ class Poisson(Sampling):
 
 
 @dataclass(frozen=True)
-class WithoutReplacement(Sampling):
-    """Every round's batch is a fresh uniform subset of exactly ``batch`` of ``examples``."""
+class FixedBatches:
+    """Facts of a sampling whose batches have ``batch`` records, of ``examples`` in all.
+
+    No kind of its own: a sampling that names it says these facts with it.
+    """
 
     batch: int
     examples: int
-    kind: ClassVar[str] = "without-replacement"
-    exchanges: ClassVar[bool] = True
-    redealt: ClassVar[bool] = False
-    usual_adjacency: ClassVar[Adjacency] = "replace-one"
-    one_size: ClassVar[str | None] = None
-    refused: ClassVar[Mapping[Adjacency, str]] = {}
 
     def __post_init__(self) -> None:
         settle(self, examples=whole("examples", self.examples))
         settle(self, batch=whole("batch", self.batch, most=self.examples))
 
     @classmethod
-    def sized(cls, batch: int, examples: int, parts: int | None = None) -> WithoutReplacement:
+    def sized(cls, batch: int, examples: int, parts: int | None = None) -> Self:
         return cls(batch, examples)
 
-    def resized(self, size: float, examples: int) -> WithoutReplacement:
-        return WithoutReplacement(min(examples, max(1, round(size))), examples)
+    def resized(self, size: float, examples: int) -> Self:
+        return type(self)(min(examples, max(1, round(size))), examples)
 
     def known_examples(self) -> int:
         return self.examples
 
     def pool(self, examples: int) -> float:
         return examples
+
+
+@dataclass(frozen=True)
+class WithoutReplacement(FixedBatches, Sampling):
+    """Every round's batch is a fresh uniform subset of exactly ``batch`` of ``examples``."""
+
+    kind: ClassVar[str] = "without-replacement"
+    exchanges: ClassVar[bool] = True
+    redealt: ClassVar[bool] = False
+    usual_adjacency: ClassVar[Adjacency] = "replace-one"
+    one_size: ClassVar[str | None] = None
+    refused: ClassVar[Mapping[Adjacency, str]] = {}
 
     @property
     def rate(self) -> float:
@@ -284,11 +297,9 @@ class WithoutReplacement(Sampling):
 
 
 @dataclass(frozen=True)
-class Shuffled(Sampling):
+class Shuffled(FixedBatches, Sampling):
     """Every epoch permutes the records and cuts them into batches of ``batch`` (last one short)."""
 
-    batch: int
-    examples: int
     kind: ClassVar[str] = "shuffled"
     exchanges: ClassVar[bool] = False
     redealt: ClassVar[bool] = True
@@ -301,23 +312,6 @@ class Shuffled(Sampling):
         "add-or-remove": "one more record shifts every later batch, and no bound is known. Use "
         "adjacency='zero-out' or 'replace-one', or Poisson sampling"
     }
-
-    def __post_init__(self) -> None:
-        settle(self, examples=whole("examples", self.examples))
-        settle(self, batch=whole("batch", self.batch, most=self.examples))
-
-    @classmethod
-    def sized(cls, batch: int, examples: int, parts: int | None = None) -> Shuffled:
-        return cls(batch, examples)
-
-    def resized(self, size: float, examples: int) -> Shuffled:
-        return Shuffled(min(examples, max(1, round(size))), examples)
-
-    def known_examples(self) -> int:
-        return self.examples
-
-    def pool(self, examples: int) -> float:
-        return examples
 
     def expected_batch(self, examples: int) -> float:
         return float(self.batch)
@@ -1183,13 +1177,9 @@ def imported(name: str) -> Callable[..., Any]:
     Raises:
         ValueError: no such module or function. TypeError: an object that could keep a state.
     """
-    module, _, attribute = name.partition(":")
-    try:
-        found = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise ValueError(f"function {name!r} of local cannot be loaded: {error}") from error
+    found = checks.imported("function of local", name)
     function_name(found)
-    return found  # type: ignore[no-any-return]
+    return found
 
 
 # The kinds of contribution, that is, the units that are clipped in a round; a plan holds one.

@@ -702,6 +702,8 @@ class Privacy:
 
 PLAN_SCHEMA = "forethought/plan/2"
 DECLARED = Caveat("declared")
+# Arguments of a plan that are no numbers of its own.
+_NO_NUMBERS = frozenset({"reasons", "hyperparameters", "not_covered", "augmentation"})
 
 
 class Of(Generic[_Value]):
@@ -907,7 +909,18 @@ class Plan(serialisation.Stored):
         return "\n".join(f"{what}: {why}" for what, why in self.reasons)
 
     def with_(self, **changes: Any) -> Plan:
-        """A copy with the named arguments of :class:`Plan` replaced."""
+        """A copy with the named arguments of :class:`Plan` replaced.
+
+        The planner answers for its own numbers only. So ``reasons`` are dropped and the numbers
+        count as declared by the user, unless both are given; a change of those two, of
+        ``not_covered`` or of ``augmentation`` alone leaves them.
+        """
+        if set(changes) - _NO_NUMBERS:
+            changes = {"reasons": (), "hyperparameters": DECLARED, **changes}
+        return self.remade(**changes)
+
+    def remade(self, **changes: Any) -> Plan:
+        """The same copy with the words of the planner on its numbers, for the library itself."""
         values: dict[str, Any] = {
             **{field.name: getattr(self.privacy, field.name) for field in fields(Privacy)},
             "use": self.use,
@@ -1091,6 +1104,7 @@ class Payer(Protocol):
         mechanism: Mechanism,
         *,
         group: int = 1,
+        unit: Literal["record", "person"] = "record",
         selection: Selection | None = None,
         folder: Path | None = None,
         resume: bool = False,
@@ -1391,16 +1405,21 @@ class Transcript:
         known = {"rounds", "others", *({"skipped"} & set(values))}
         serialisation.exact_keys("transcript", values, known)
         transcript = cls()
-        transcript._skipped = [(int(at), int(count)) for at, count in values.get("skipped", ())]
+        for at, count in values.get("skipped", ()):
+            transcript._skipped.append((whole("skipped", at, least=0), whole("skipped", count)))
         for row in values["rounds"]:
-            noises = tuple((str(name), float(sigma)) for name, sigma in row["noises"])
-            like, times = Rounds.from_dict(row["like"]), row.get("times", 1)
+            noises = tuple(
+                (str(name), real("noise", size, least=0)) for name, size in row["noises"]
+            )
+            like, times = Rounds.from_dict(row["like"]), whole("times", row.get("times", 1))
             if (like.noise_multiplier, like.count) != (1.0, 1):
                 raise ValueError("a transcript's row has its noise and count beside its sampling")
-            run = _EqualRounds(noises, like, row["origin"], row["count"], times)
+            origin = whole("origin", row["origin"], least=0, most=transcript.next)
+            run = _EqualRounds(noises, like, origin, whole("count", row["count"]), times)
             transcript._runs.append(run)
             transcript._rounds += run.count
-        transcript._others = {(name, sigma): count for name, sigma, count in values["others"]}
+        for name, size, count in values["others"]:
+            transcript._others[str(name), real("noise", size, least=0)] = whole("count", count)
         return transcript
 
 

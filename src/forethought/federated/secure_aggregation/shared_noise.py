@@ -86,4 +86,4 @@ def _with_noise(plan: Plan, shares: list[float]) -> Plan:
     )
     mechanism = Mechanism(*parts, adjacency=plan.mechanism.adjacency)
     # The budget stays: the sums keep it, although this plan by itself does not.
-    return plan.with_(mechanism=mechanism, noise="grid")
+    return plan.remade(mechanism=mechanism, noise="grid")

@@ -1,16 +1,42 @@
-"""The modules of version 0.2 under their former names: they load as before, with a warning.
+"""Names and where they are: public ones, loaded on first use, and modules under former names.
 
-The package appends :class:`Former` to ``sys.meta_path``, so that Python asks it last.
+The modules of version 0.2 load under their former names as before, with a warning: the package
+appends :class:`Former` to ``sys.meta_path``, so that Python asks it last.
 """
 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
+
+
+def on_first_use(
+    scope: Mapping[str, Any], held: Mapping[str, str]
+) -> tuple[list[str], Callable[[str], Any], Callable[[], list[str]]]:
+    """``__all__``, ``__getattr__`` and ``__dir__`` of a module that loads names on first use.
+
+    tools/options.py writes the same names into the module's stub, for editors and type checkers.
+
+    Args:
+        scope: ``globals()`` of the module.
+        held: modules, relative to its package, → their names, with spaces between them. The names
+            of ``""`` are modules themselves.
+    """
+    homes = {name: home for home, names in held.items() for name in names.split()}
+
+    def load(name: str) -> Any:
+        if name not in homes:
+            raise AttributeError(f"module {scope['__name__']!r} has no attribute {name!r}")
+        home = import_module(f".{homes[name] or name}", scope["__package__"])
+        return getattr(home, name) if homes[name] else home
+
+    return sorted(homes), load, lambda: sorted({*scope, *homes})
+
 
 # Present module → its former names, relative to the package.
 _FORMER = {
