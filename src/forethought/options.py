@@ -64,7 +64,7 @@ class OptionRow:
         part: the keyword that a key is a part of, and its name there.
         choice: True if the option chooses a number of the plan; facts and guarantees do not.
         candidate: True if the candidates of a search may differ in it.
-        linear: True if it is for linear models only: jobs with another model ignore it.
+        linear: True if it is for linear models only: jobs with another model refuse it.
     """
 
     help: str

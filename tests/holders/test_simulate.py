@@ -190,3 +190,15 @@ def test_processes_of_a_cluster_compute_the_same_bits(fused: bool) -> None:
 def test_another_engine_is_refused() -> None:
     with pytest.raises(HolderError, match="'processes', 'ray'"):
         run(federation(), workers=2, engine="spark")
+    with pytest.raises(HolderError, match="'processes', 'ray'"):
+        run(federation(), engine="spark")
+    with pytest.raises(ValueError, match="workers"):
+        run(federation(), engine="ray")
+
+
+def test_a_folder_that_holds_something_else_keeps_it(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_bytes(b"of a run")
+    with pytest.raises(RunFolderExistsError, match="not empty"):
+        run(federation(), out=tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["model.safetensors"]
+    assert (tmp_path / "model.safetensors").read_bytes() == b"of a run"

@@ -212,3 +212,23 @@ def test_reasons_are_refused_where_columns_do_not_add(trained: Path, tmp_path: P
     several = replace(several, card=replace(several.card, multilabel=True))
     with pytest.raises(JobError, match="one label"):
         several.why(trained / "died.csv")
+
+
+@pytest.mark.parametrize("model", ["linear", "additive"])
+def test_reasons_and_columns_of_one_name_are_told_apart(model: str, tmp_path: Path) -> None:
+    names = ("intercept", "intercept_", "class", "pairs")
+    rows = [f"{n % 10},{n % 7},{n % 5},{n % 3},{'abc'[n % 3]}" for n in range(300)]
+    (tmp_path / "t.csv").write_text("\n".join([",".join((*names, "y")), *rows]) + "\n")
+    text = f'[data]\nsource = "csv:{tmp_path / "t.csv"}"\nlabel = "y"\nclasses = ["a", "b", "c"]\n'
+    text += "[data.columns]\n" + "".join(f"{name} = [0, 9]\n" for name in names)
+    text += f'[model]\nname = "{model}"\n[budget]\nepsilon = 4.0\n[training]\nrounds = 2\n'
+    text += 'basis = "none"\nranges = false\n'
+    (tmp_path / "job.toml").write_text(text)
+    run("train", tmp_path / "job.toml", "--out", tmp_path / "run")
+    predictor = ft.load(tmp_path / "run")
+    record = {name: [3.0] for name in names}
+    why = predictor.why(record)
+    assert {*names, "intercept__", "class_"} <= set(why.columns)
+    log = np.log(predictor.predict_proba(record)[0])
+    total = sum(why[name][0] for name in why.columns if name != "class_")
+    assert total == pytest.approx(log.max() - log.mean(), abs=1e-4)

@@ -31,6 +31,9 @@ clients = 4
 """
 
 
+ONE = '[[federation.client]]\nname = "a"\n'
+
+
 def job(extra: str = "", text: str = JOB) -> Job:
     return Job.parse(text + extra)
 
@@ -110,12 +113,14 @@ def test_local_rounds_may_change_from_update_to_update() -> None:
         ("local_rounds = 2\nlocal_epochs = 1.0", "not both"),
         ("clients = 0", "greater than or equal to 1|at least 1"),
         ('[[federation.client]]\nname = "a"', "there are 1"),
+        (ONE + 'examples = 9\n[[federation.client]]\nname = "b"', "for every client"),
+        (ONE + 'folder = "a"', "brings its own"),
         ('rule = "asynchronous"\nweights = "equal"', "weights goes with rule 'synchronous'"),
         ('secure = {dropouts = 1}\nweights = "equal"', "weights goes with .* without secure"),
     ],
 )
 def test_a_section_that_cannot_be_is_refused_in_words(extra: str, words: str) -> None:
-    text = JOB.replace("clients = 4", "") if extra.startswith("clients") else JOB
+    text = JOB.replace("clients = 4", "") if extra.startswith(("clients", ONE)) else JOB
     with pytest.raises(JobError, match=words):
         job(extra, text)
 
@@ -173,3 +178,16 @@ def test_the_demo_outruns_the_slow_client_within_its_budget() -> None:
 def test_faults_on_the_command_line_say_where_they_are_now() -> None:
     found = CliRunner().invoke(app, ["federate", "faults", "--seeds", "20", "--json"])
     assert found.exit_code != 0 and "tools/faults.py" in str(found.exception)
+
+
+def test_clients_that_bring_their_own_records_are_planned_by_their_numbers() -> None:
+    tables = (f'[[federation.client]]\nname = "{name}"\nexamples = {n}\n' for name, n in SIZES)
+    own = job("".join(tables), JOB.replace("clients = 4\n", ""))
+    held = holders.holders_of(JobRequest("job", "", own), "federation")
+    assert [held.agreed.plan(place).examples for place in range(2)] == [500, 700]
+    assert [cost.epsilon <= 4.0 for cost in holders.plan_job(held).clients] == [True, True]
+    with pytest.raises(JobError, match="brings its own"):
+        holders.simulate_job(held)
+
+
+SIZES = (("a", 500), ("b", 700))

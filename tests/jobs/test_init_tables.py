@@ -38,6 +38,7 @@ def persons(count: int = 300) -> np.ndarray:
         (-12.0, 431.0, False, (-20, 440)),
         (5.0, 5.0, False, (5.0, 6.0)),
         (0.002, 0.019, False, (0.0, 0.019)),
+        (-1e308, 1e308, False, (-1e308, 1e308)),
     ],
 )
 def test_ranges_are_a_tenth_wider_at_most(low, high, whole, expected):
@@ -51,6 +52,14 @@ def test_ranges_hold_what_was_seen(low, width):
     rounding = 1e-9 * max(abs(low), width)
     assert first <= low + rounding and last >= low + width - rounding
     assert last - first <= 1.41 * width + rounding
+
+
+def test_a_point_between_thousands_is_no_fraction(tmp_path):
+    path = tmp_path / "t.csv"
+    lines = [f"1.{place:03};{place},5;{place % 2}" for place in range(60)]
+    path.write_text("\n".join(["amount;dose;outcome", *lines]))
+    text = job_for(path, "outcome")
+    assert 'decimal = ","' in text and 'amount = "drop"' in text and "dose = [0, 60" in text
 
 
 NAMED = [
@@ -356,3 +365,21 @@ def test_few_numbers_are_classes_and_the_file_says_how_they_would_be_a_number(
     assert "number to predict" not in job_for(path, "outcome")
     many = job_for(table(tmp_path, days=np.arange(ROWS) % 100), "days")
     assert Job.parse(many).data.task == "regression"
+
+
+def test_several_labels_are_ones_and_zeros(tmp_path):
+    path = table(tmp_path, ill=np.arange(ROWS) % 2, ward=np.array(["A", "B", "C"] * (ROWS // 3)))
+    assert 'task = "multilabel"' in job_for(path, ["outcome", "ill"])
+    with pytest.raises(DataError, match="ward has other"):
+        job_for(path, ["outcome", "ward"])
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+def test_the_line_that_excel_alone_reads_is_passed_over(encoding, tmp_path):
+    path = tmp_path / "t.csv"
+    lines = ["SEP=;", "age;outcome", *(f"{20 + n % 50};{n % 2}" for n in range(60))]
+    path.write_text("\r\n".join(lines), encoding=encoding)
+    text = job_for(path, "outcome")
+    assert 'separator = ";"' in text and "age = [0, 120]" in text
+    dataset = Job.parse(text).load_data()
+    assert len(dataset.train) + len(dataset.test or ()) == 60

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 import forethought as ft
 from forethought.cli import app
 from forethought.data import load
-from forethought.jobs.job import from_file
+from forethought.jobs.job import JobError, from_file
 from forethought.jobs.load import load_job
 from forethought.models import build
 from forethought.planning.plan_request import noise_borne
@@ -120,8 +120,9 @@ def test_a_declared_feature_norm_is_planned_with(tmp_path: Path) -> None:
     assert usual.preparation is not None and declared.preparation is not None
     assert declared.preparation.reach == pytest.approx(10 * (usual.preparation.reach or 0))
     assert plan("linear", "centre = false").preparation is None
-    # It says nothing of a network.
-    assert plan("mlp", "feature_norm = 32.0").optimizer == plan("mlp", "").optimizer
+    for of_linear in ("feature_norm = 32.0", "centre = false"):  # nothing of a network
+        with pytest.raises(JobError, match="a linear model"):
+            plan("mlp", of_linear)
 
 
 def test_a_network_on_a_table_is_planned_by_its_units(tmp_path: Path) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +16,12 @@ from forethought.accounting.statement import Statement
 from forethought.accounting.verification import verify
 from forethought.jobs import members
 from forethought.jobs.holders import Holders, Network, agreed, holders_of, section_of, simulate_job
-from forethought.jobs.job import Job, JobError, JobRequest, from_file
+from forethought.jobs.job import Job, JobError, JobRequest, from_file, paying
 from forethought.jobs.load import count_of
-from forethought.values.mechanism import Persons
+from forethought.ledger.book import Account, BookError
+from forethought.ledger.store import create
+from forethought.training.folder import RunFolderExistsError
+from forethought.values.mechanism import Budget, Persons
 
 JOB = """
 [data]
@@ -110,6 +115,20 @@ def test_a_federation_of_persons_over_the_network(tmp_path: Path) -> None:
         assert any(note.code == "persons" for note in statement.caveats)
 
 
+def test_an_account_of_records_pays_for_no_person(tmp_path: Path) -> None:
+    request, keys, url = from_file(written(tmp_path)), tmp_path / "keys", f"sqlite:///{tmp_path}/b"
+    members.make_everybody(request, "federation", keys)
+    with contextlib.closing(create(url, actor="owner")) as book:
+        book.open_account(Account("rows", Budget(9.0, 1e-2)), "renyi")
+
+    def connect(*_: Any) -> Any:
+        raise AssertionError("it was connected")
+
+    asked, out = paying(request, f"{url}#rows"), tmp_path / "out"
+    with pytest.raises(BookError, match="protects a record"):
+        members.take_part_in_job(asked, keys / "client-0", out, carry=connect)
+
+
 GOSSIP = "[gossip]\nworkers = 2\nrounds = 15\nexchange = 0.02\n"
 
 
@@ -191,3 +210,27 @@ def test_class_weights_are_used_by_every_client(tmp_path: Path) -> None:
     plain = text.replace("class_weights = [0.01, 1]", "")
     even, _ = simulate_job(holders_of(JobRequest("t", plain, Job.parse(plain)), "federation"))
     assert not np.array_equal(weighted.simulated.weights, even.simulated.weights)
+
+
+def test_members_leave_the_folder_of_another_run_alone(tmp_path: Path) -> None:
+    digits = (
+        '[data]\nsource = "digits"\n[budget]\nepsilon = 4.0\n[training]\nbatch = 20\nrounds = 2\n'
+    )
+    star, graph = (
+        JobRequest("job", "", Job.parse(f"{digits}[{kind}]\n{members_of} = 2\n"))
+        for kind, members_of in (("federation", "clients"), ("gossip", "workers"))
+    )
+    members.make_everybody(star, "federation", tmp_path / "keys")
+    held, first = members.planned(graph, "gossip")
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "model.safetensors").write_bytes(b"of a run")
+    begins: list[Callable[[], object]] = [
+        lambda: members.serve_job(star, tmp_path / "keys" / "server", run),
+        lambda: members.take_part_in_job(star, tmp_path / "keys" / "client-0", run),
+        lambda: members.begun_in(graph, held, first, run),
+    ]
+    for begin in begins:
+        with pytest.raises(RunFolderExistsError, match="not empty"):
+            begin()
+    assert [path.name for path in run.iterdir()] == ["model.safetensors"]

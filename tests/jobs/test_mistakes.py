@@ -363,3 +363,55 @@ def test_a_hundred_malformed_jobs_train_or_are_one_clear_line(
         one_line(outcome)
         assert not Path(f"run{number}").exists(), "something half-written was left"
     assert refused > 60
+
+
+def test_a_saved_plan_replaces_nothing_but_such_a_plan(forethought: Callable[..., Outcome]) -> None:
+    flags = ("plan", "--examples", 500, "--epsilon", 1, "--quiet", "--save")
+    Path("job.toml").write_text(JOB)
+    one_line(forethought(*flags, "job.toml"), "job.toml is no plan")
+    assert Path("job.toml").read_text() == JOB
+    assert [forethought(*flags, "p.json")[0] for _ in range(2)] == [0, 0]
+    one_line(
+        forethought("utility", "job.toml", "--public-proxy", "synthetic", "--save", "p.json"),
+        "p.json is no utility graph",
+    )
+    Path("star.toml").write_text(JOB + "[federation]\nclients = 2\n")
+    one_line(forethought("federate", "plan", "star.toml", "--save", "p.json"), "is no federation")
+    ran = Path("run")
+    ran.mkdir()
+    Path("p.json").rename(ran / "plan.json")
+    (ran / "statement.json").write_text("{}")
+    one_line(forethought(*flags, "run/plan.json"), "of the run")
+
+
+def test_what_is_asked_for_wrongly_is_told_as_the_command_line_has_it(
+    forethought: Callable[..., Outcome],
+) -> None:
+    Path("job.toml").write_text(JOB)
+    one_line(forethought("utility", "job.toml"), "--leaks accept")
+    one_line(forethought("predict", "job.toml", "new.csv"), "job.toml is a file")
+    status, out, err = forethought("gossip", "train", "job.toml")
+    assert (status, out) == (2, "") and "no [gossip]" in err
+    for words in ("plan job.toml --rehearse", "utility job.toml"):
+        one_line(forethought(*words.split(), "--public-proxy", "nope"), "data source 'nope'")
+
+
+def test_a_run_that_was_interrupted_before_its_folder_is_begun_again(
+    forethought: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("forethought.jobs.train.run", interrupted)
+    Path("job.toml").write_text(JOB)
+    status, _, err = forethought("train", "job.toml")
+    assert status == 130 and "same command again" in err and "--resume" not in err
+
+
+def test_names_with_brackets_are_printed_as_they_are(forethought: Callable[..., Outcome]) -> None:
+    Path("t[red].csv").write_text("age,y\n" + "".join(f"{n},{n % 2}\n" for n in range(60)))
+    status, out, _ = forethought("init", "t[red].csv", "--label", "y", "--out", "j[red].toml")
+    assert status == 0 and "j[red].toml is written" in out and "t[red].csv" in out
+    Path("job.toml").write_text(JOB)
+    status, out, _ = forethought("train", "job.toml", "--out", "run[bold]")
+    assert status == 0 and "Run folder  run[bold]" in out

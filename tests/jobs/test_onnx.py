@@ -214,3 +214,39 @@ def test_the_command_writes_what_the_run_folder_holds(tmp_path: Path) -> None:
     statement = ft.Statement.load(out / "statement.json")
     assert statement.about is not None and kept["model"] == statement.about.model
     assert float(kept["epsilon"]) == pytest.approx(statement.epsilon.upper, rel=1e-5)
+
+
+def _linear(width: int) -> onnx.ModelProto:
+    """A network as torch exports one, whose parts have names that columns may have, too."""
+    info, float32 = onnx.helper.make_tensor_value_info, onnx.TensorProto.FLOAT
+    weight = np.linspace(-1, 1, 2 * width, dtype=np.float32).reshape(width, 2)
+    graph = onnx.helper.make_graph(
+        [onnx.helper.make_node("MatMul", ["features", "weight"], ["outputs"])],
+        "network",
+        [info("features", float32, ("N", width))],
+        [info("outputs", float32, ("N", 2))],
+        initializer=[onnx.numpy_helper.from_array(weight, "weight")],
+    )
+    opset = onnx.helper.make_opsetid("", 18)
+    return onnx.helper.make_model(graph, opset_imports=[opset], ir_version=10)
+
+
+def test_columns_may_be_called_as_parts_of_the_graph_but_not_as_answers(tmp_path: Path) -> None:
+    names = ("features", "outputs", "constant_0", "weight", "forethought.constant_0")
+
+    def made(names: tuple[str, ...]) -> onnx.ModelProto:
+        columns = tuple(TableSchema({name: [0, 9] for name in names}).parsed().items())
+        return onnx_export.whole_model(
+            predictor(tmp_path, encoder={"columns": columns}), _linear(len(names))
+        )
+
+    whole = made(names)
+    onnx.checker.check_model(whole, full_check=True)
+    session = onnxruntime.InferenceSession(whole.SerializeToString())
+    assert [one.name for one in session.get_inputs()] == list(names)
+    (likely,) = session.run(["probabilities"], {name: np.array([9.0]) for name in names})
+    outputs = np.linspace(-1, 1, 10).reshape(5, 2).sum(0)
+    assert likely[0] == pytest.approx(np.exp(outputs) / np.exp(outputs).sum(), abs=1e-6)
+    for answer in ("prediction", "probabilities"):
+        with pytest.raises(JobError, match=answer):
+            made((*names, answer))

@@ -15,6 +15,7 @@ import numpy as np
 import polars as pl
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 import forethought as ft
 from forethought.cli import main
@@ -145,6 +146,19 @@ def test_new_records_that_no_declaration_covers_are_refused(trained: Path) -> No
     bad = (str(trained / "run"), str(trained / "bad.csv"), "--out", str(trained / "never.csv"))
     assert command("predict", *bad) != 0
     assert not list(trained.glob("*never*"))  # nothing half-written
+
+
+def test_a_model_that_is_not_the_statements_is_not_applied(trained: Path, tmp_path: Path) -> None:
+    shutil.copytree(trained / "run", tmp_path / "run")
+    weights = load_file(tmp_path / "run" / "model.safetensors")
+    save_file(
+        {name: value + 1 for name, value in weights.items()},
+        tmp_path / "run" / "model.safetensors",
+    )
+    with pytest.raises(JobError, match="not the model"):
+        ft.load(tmp_path / "run")
+    with pytest.raises(JobError, match="is a file"):
+        ft.load(trained / "job.toml")
 
 
 def test_a_folder_that_holds_no_model_is_refused(trained: Path, tmp_path: Path) -> None:

@@ -41,6 +41,28 @@ REFUSED: dict[str, tuple[str, str, str]] = {
     "a preparation": (DIGITS + 'standardise = "private"\n' + BUDGET, "", "bounds"),
     "a folder of a file": (DIGITS + BUDGET + TRAINING, "--out t.csv", "t.csv"),
     "a folder below a file": (DIGITS + BUDGET + TRAINING, "--out t.csv/run", "t.csv"),
+    "a key of a linear model": (
+        DIGITS + BUDGET + TRAINING + 'centre = true\n[model]\nname = "mlp"\n',
+        "",
+        "a linear model",
+    ),
+    "an idle decay": (DIGITS + BUDGET + TRAINING + "decay = 0.1\n", "", "goes with schedule"),
+    "decay of a cosine": (
+        DIGITS + BUDGET + TRAINING + 'schedule = "cosine"\ndecay = 0.1\n',
+        "",
+        "goes with schedule",
+    ),
+    "decay of a tail": (
+        DIGITS + BUDGET + TRAINING + 'averaging = "tail"\naveraging_decay = 0.9\n',
+        "",
+        "goes with averaging",
+    ),
+    "an idle fraction": (
+        DIGITS + BUDGET + TRAINING + "averaging_fraction = 0.5\n",
+        "",
+        "goes with averaging",
+    ),
+    "a statistic": (DIGITS + BUDGET + '[[statistics]]\nkind = "count"\nnaem = "n"\n', "", "name"),
     "a full folder": (DIGITS + BUDGET + TRAINING, "--out full", "not empty"),
 }
 
@@ -96,3 +118,18 @@ def test_a_plan_asks_whom_a_row_is_about(refusal, monkeypatch, capsys):
     answered = text.replace("# person =", "person =").replace('patient = "drop"', "# dropped")
     Path("job.toml").write_text(answered)
     assert "question:" not in told("plan", "job.toml")
+
+
+def test_a_plan_names_the_sections_that_it_does_not_use(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "job.toml"
+    more = '[[statistics]]\nkind = "count"\n[federation]\nclients = 2\n[gossip]\nworkers = 2\n'
+    path.write_text(DIGITS + BUDGET + TRAINING + more)
+    monkeypatch.setattr(sys, "argv", ["forethought", "plan", str(path)])
+    with pytest.raises(SystemExit):
+        main()
+    told = capsys.readouterr().out
+    for command in ("release", "federate", "gossip"):
+        assert f": forethought {command} " in told
+    assert "[[statistics]]" in told and "[federation]" in told

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from forethought.jobs.account import verified
-from forethought.jobs.job import JobError, from_file
+from forethought.jobs.job import from_file
 from forethought.jobs.release import release_job
 from forethought.ledger.book import Account, OverBudgetError
 from forethought.ledger.store import Store, create
+from forethought.training.folder import RunFolderExistsError
 from forethought.values.mechanism import Budget
 
 JOB = """
@@ -57,9 +58,19 @@ def test_statistics_are_paid_for_and_stated(tmp_path: Path) -> None:
     outcome = verified(tmp_path / "out", ledger=f"sqlite:///{tmp_path}/books.db")
     assert "total of the data set" in outcome.checked
     assert json.loads((tmp_path / "out" / "statistics.json").read_text())["results"]["count"]
-    with pytest.raises(JobError, match="a release already"):
+    with pytest.raises(RunFolderExistsError, match="not empty"):
         release_job(from_file(path), tmp_path / "out")
     assert len(book.reservations("patients")) == 1
+
+
+def test_a_folder_that_holds_anything_keeps_it(tmp_path: Path) -> None:
+    path, book = written(tmp_path)
+    kept = {one.name: one.read_bytes() for one in tmp_path.iterdir()}
+    for out in (tmp_path, path):  # the job's own folder, and a file
+        with pytest.raises(RunFolderExistsError):
+            release_job(from_file(path), out)
+    assert {one.name: one.read_bytes() for one in tmp_path.iterdir()} == kept
+    assert book.reservations("patients") == []
 
 
 def test_what_does_not_fit_reads_no_record(tmp_path: Path) -> None:

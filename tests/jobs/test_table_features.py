@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +17,15 @@ from typer.testing import CliRunner
 
 import forethought as ft
 from forethought.cli import app
-from forethought.jobs.job import Job, JobError, JobRequest, from_file, resumed
+from forethought.jobs.job import Job, JobError, JobRequest, from_file, paying, resumed
 from forethought.jobs.load import load_job, require_possible
 from forethought.jobs.onnx_export import write_onnx
 from forethought.jobs.train import prepare, run
+from forethought.ledger.book import Account
+from forethought.ledger.store import create
 from forethought.planning import defaults
 from forethought.training.execution import Interrupted
-from forethought.training.folder import RunSummary
+from forethought.training.folder import RunSummary, locked
 
 JOB = """
 [data]
@@ -111,6 +115,30 @@ def test_what_was_chosen_is_in_the_released_job_and_plans_the_same_again(tmp_pat
     again = prepare(JobRequest("again", text, Job.parse(text)))
     assert again.plan == prepared.plan
     assert load_job(resumed(tmp_path / "run")).dataset.shape == prepared.loaded.dataset.shape
+
+
+def test_what_is_released_first_is_marked_before_another_process_may_enter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"sqlite:///{tmp_path / 'books.db'}"
+    book = create(url, actor="owner")
+    book.open_account(Account("rows", ft.Budget(8.0, 1e-3)), "renyi")
+    marks: list[int] = []
+
+    @contextlib.contextmanager
+    def watched(folder: Path | None) -> Iterator[None]:
+        with locked(folder):
+            yield
+            marks.extend(held.mark for held in book.reservations("rows"))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("forethought.jobs.train.locked", watched)
+    asked = request(tmp_path, rounds=2, basis="hats", ranges=True, centre=False)
+    prepared = prepare(paying(asked, f"{url}#rows"))
+    with pytest.raises(KeyboardInterrupt):
+        run(prepared, tmp_path / "run")
+    assert marks[0] >= len(prepared.plan.mechanism) - prepared.plan.rounds > 0
+    book.close()
 
 
 @pytest.mark.slow

@@ -12,9 +12,11 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from forethought.accounting.adaptive import NegativeBinomialTrials
 from forethought.cli import app
-from forethought.jobs.job import Job, JobError, from_file, resumed
-from forethought.jobs.train import prepare
+from forethought.jobs.job import Job, JobError, JobRequest, from_file, resumed
+from forethought.jobs.predict import load
+from forethought.jobs.train import prepare, tune_job
 from forethought.jobs.train import run as run_job
 from forethought.training.execution import Interrupted
 from forethought.training.metrics import Event
@@ -168,3 +170,67 @@ def test_a_continued_run_keeps_the_threads_that_it_began_with(
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     run_job(prepare(resumed(out), resume=out), out, resume=True, progress=stop)
     assert set(seen) == {2} and len(seen) >= 12
+
+
+TRIALS = NegativeBinomialTrials.of_mean(2, shape=0)
+TUNED = """
+[data]
+source = "csv:{table}"
+label = "y"
+classes = ["no", "yes"]
+prevalence = [0.8, 0.2]
+{data}
+[data.columns]
+age = [0, 100]
+dose = [0, 9]
+[model]
+name = "mlp"
+[predict]
+costs = [1, 9]
+[about]
+data = "mine"
+[budget]
+epsilon = 8.0
+[training]
+rounds = 1
+sampling = "full-batch"
+clip_norm = 1.0
+clip_rule = "flat"
+{training}
+[run]
+seed = 3
+noise_seed = 4
+"""
+
+
+def test_a_search_takes_the_jobs_loss_data_and_words(tmp_path: Path) -> None:
+    rows = [f"{20 + n / 10:.1f},{n % 9},{'yes' if n % 5 else 'no'}" for n in range(400)]
+    (tmp_path / "t.csv").write_text("\n".join(["age,dose,y", *rows]) + "\n")
+
+    def weights(name: str, data: str = "", training: str = "") -> bytes:
+        text = TUNED.format(table=tmp_path / "t.csv", data=data, training=training)
+        request = JobRequest(name, text, Job.parse(text))
+        tune_job(request, tmp_path / name, [0.1], TRIALS)
+        return (tmp_path / name / "model.safetensors").read_bytes()
+
+    plain = weights("plain")
+    assert weights("loud", training="class_weights = [1.0, 0.01]") != plain
+    assert weights("scaled", data="standardise = [0.2, 0.5]") != plain
+    for name in ("plain", "loud", "scaled"):
+        model = load(tmp_path / name)
+        assert model.statement.about is not None and model.statement.about.data == "mine"
+        assert model.card.decisions is not None and model.card.decisions.costs == (1.0, 9.0)
+        assert set(model.predict({"age": [30], "dose": [2]})) <= {"no", "yes"}
+        assert Job.load(tmp_path / name / "job.toml").predict.costs == (1, 9)
+    assert load(tmp_path / "scaled").card.standardise == (0.2, 0.5)
+    assert any(
+        "weights of the classes" in str(c) for c in load(tmp_path / "loud").statement.assumptions
+    )
+
+
+def test_a_search_measures_nothing_that_it_does_not_pay_for(tmp_path: Path) -> None:
+    text = JOB.replace("[training]", "[budget]\nepsilon = 3.0\n[training]") + 'metrics = ["AUC"]\n'
+    request = JobRequest("job", text, Job.parse(text))
+    with pytest.raises(JobError, match="metrics"):
+        tune_job(request, tmp_path / "run", [0.1], TRIALS)
+    assert not (tmp_path / "run").exists()

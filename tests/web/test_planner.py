@@ -145,6 +145,24 @@ def test_it_begins_with_a_job_and_changes_its_numbers_only(tmp_path):
     assert kept.training.rounds == 9 == Settings(records=1443).plan(place.loaded).rounds
 
 
+def test_a_saved_job_keeps_statistics_members_and_the_open_question(tmp_path):
+    path = tmp_path / "job.toml"
+    asked = '# person = "who"  # values repeat'
+    path.write_text(
+        f'[data]\nsource = "digits"\n{asked}\n[budget]\nepsilon = 1.5\n'
+        '[[statistics]]\nkind = "count"\n[[statistics]]\nkind = "count"\nname = "again"\n'
+        '[federation]\n[[federation.client]]\nname = "a"\nexamples = 9\n'
+    )
+    place, start = beginning(path, tmp_path, None)
+    saved = from_file(place.save("new.toml", start))
+    assert saved.job.statistics == ({"kind": "count"}, {"kind": "count", "name": "again"})
+    assert saved.job.federation == Job.load(path).federation
+    assert saved.question == from_file(path).question
+    assert saved.question is not None
+    head, _, rest = saved.text.partition(f"[data]\n{asked}\n")
+    assert rest and "[data]" not in head
+
+
 def a_table(folder: Path) -> Path:
     random = np.random.default_rng(7)
     lines = ["who,age,dose,ward,ill"]

@@ -159,7 +159,7 @@ def code_digest() -> str:
     return digest(
         {
             path.relative_to(root).as_posix(): content_hash(path.read_bytes())
-            for path in root.rglob("*.py")
+            for path in (*root.rglob("*.py"), *root.rglob("*.toml"))
         }
     )
 

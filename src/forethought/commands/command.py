@@ -10,13 +10,16 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 from rich.console import Console
 from rich.text import Text
 
 from forethought.options import flags
+
+if TYPE_CHECKING:
+    from forethought.values.serialisation import Stored
 
 app = typer.Typer(
     name="forethought",
@@ -128,11 +131,27 @@ def new_file(path: Path, overwrite: bool, flag: str = "--out") -> None:
     refuse(path.exists() and not overwrite, f"{path} exists: give another {flag}, or --overwrite")
 
 
-def writable(path: Path) -> None:
-    """Refuse a file that cannot be written, before its content is computed."""
+def to_save(path: Path | None, kind: type[Stored]) -> None:
+    """Refuse a file that cannot be written, or that is something else than a saved ``kind``.
+
+    None is no file. A file of a run, a simulation or a member is refused as well.
+    """
+    if path is None:
+        return
     refuse(path.is_dir(), f"{path} is a folder: give the name of a file")
     refuse(not path.parent.is_dir(), f"{path}: there is no folder {path.parent}: make it first")
     refuse(not os.access(path.parent, os.W_OK), f"{path}: {path.parent} cannot be written")
+    if not path.exists():
+        return
+    try:
+        held = str(json.loads(path.read_text(encoding="utf-8"))["schema"])
+    except (OSError, ValueError, LookupError, TypeError):
+        held = ""
+    same = held.rpartition("/")[0] == kind.SCHEMA.rpartition("/")[0]
+    marks = ("statement.json", "checkpoint/keys", "keys", "simulation.json", "roster.json")
+    of_run = same and any((path.parent / mark).is_file() for mark in marks)
+    what = f"of the run in {path.parent}" if of_run else f"no {kind.CALLED}"
+    refuse(of_run or not same, f"{path} is {what}, and would be replaced: give another --save")
 
 
 def console_for(quiet: bool) -> Console:
@@ -140,14 +159,17 @@ def console_for(quiet: bool) -> Console:
     return Console(quiet=quiet, highlight=False, soft_wrap=not sys.stdout.isatty())
 
 
-def show_request(console: Console, request: Any, advice: str | None = None) -> None:
-    """Print the flags that replace the job's keys, the choices made for its data, and advice."""
-    for text in request.overrides:
-        console.print(f"[yellow]from the command line[/yellow]: {text}")
-    for text in request.settled:
-        console.print(f"[yellow]chosen[/yellow]: {text}")
-    if advice is not None:
-        console.print("[yellow]consider[/yellow]:", Text(advice))
+def show_request(
+    console: Console, request: Any, advice: str | None = None, question: str | None = None
+) -> None:
+    """Print what replaces or leaves out the job's keys, its choices, advice and a question."""
+    lines = [("from the command line", text) for text in request.overrides]
+    lines += [("chosen", text) for text in request.settled]
+    lines += [("not here", text) for text in request.aside]
+    lines += [] if advice is None else [("consider", advice)]
+    lines += [] if question is None else [("question", question)]
+    for head, text in lines:
+        console.print(Text.assemble((head, "yellow"), f": {text}"))
 
 
 def print_json(values: Any) -> None:
@@ -158,7 +180,7 @@ def print_json(values: Any) -> None:
 def show_files(console: Console, paths: Sequence[Path], what: str = "figure") -> None:
     """Print a line for each file that was written."""
     for path in paths:
-        console.print(f"{what}  {path}")
+        console.print(f"{what}  {path}", markup=False)
 
 
 def of_the_system(error: OSError) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.text import Text
 
 from forethought.accounting.interval import at_most
 from forethought.commands import command
@@ -93,6 +94,7 @@ def _plan(
     console = command.console_for(quiet or as_json)
     held = holders_of(from_file(job_file), kind, data_dir)
     found = plan_job(held, observers or ())
+    command.to_save(save, type(held.agreed))
     if save is not None:
         held.agreed.save(save)
     rehearsal = None
@@ -107,7 +109,7 @@ def _plan(
     if isinstance(rehearsal, GossipRehearsal):
         report.show_rehearsal(console, rehearsal)
     elif rehearsal is not None:
-        console.print(rehearsal.text())
+        console.print(rehearsal.text(), markup=False)
 
 
 @federate.command("plan", epilog="Example: forethought federate plan job.toml --rehearse")
@@ -290,7 +292,9 @@ def _take_part(
     request, member = paying(from_file(job_file), ledger), Membership.load(key_folder, kind)
     name, plan = member.keys.identity.name, member.agreed.plan(member.place)
     folder = out or Path("runs") / f"{request.name}-{name}"
-    console.print(f"{name}: ledger and secrets in {folder} (keep it; it is yours alone)")
+    console.print(
+        f"{name}: ledger and secrets in {folder} (keep it; it is yours alone)", markup=False
+    )
     console.print(f"roster {member.roster.fingerprint} (compare it with the others)")
     start = time.perf_counter()
     with watching(replay, plan.rounds) as seen:
@@ -348,7 +352,7 @@ def _of_cluster(updates: list[int]) -> tuple[object, str]:
 def _show_part(console: Console, took: TookPart, folder: Path) -> None:
     """Print a member's alarms and its spent ε."""
     for *_, code, text in took.alarms:
-        console.print(f"[yellow]alarm[/yellow] {code}: {text}", highlight=False)
+        console.print(Text.assemble(("alarm", "yellow"), f" {code}: {text}"))
     spent, outsider = took.statement, took.outsider
     if spent is None:
         return
@@ -359,7 +363,8 @@ def _show_part(console: Console, took: TookPart, folder: Path) -> None:
             f" against the neighbours, {at_most(outsider.guarantee)} against somebody who sees one "
             "final model"
         )
-    console.print(f"{text}; statement{'' if outsider is None else 's'} in {folder}")
+    text += f"; statement{'' if outsider is None else 's'} in {folder}"
+    console.print(text, markup=False)
 
 
 def _paused() -> typer.Exit:
@@ -417,7 +422,8 @@ def server(
         return
 
     def began(port: int, page_port: int | None) -> None:
-        console.print(f"listening on port {port}, journal in {folder}", soft_wrap=True)
+        words = f"listening on port {port}, journal in {folder}"
+        console.print(words, soft_wrap=True, markup=False)
         if page_port is not None:
             console.print(f"status page: http://127.0.0.1:{page_port}/")
 
@@ -442,7 +448,7 @@ def server(
         raise typer.Exit(command.fail("stopped; the same command goes on where it was", 130))
     if accuracy is not None:
         console.print(f"accuracy on held-out data {accuracy:.2%}")
-    console.print(f"model in {folder}")
+    console.print(f"model in {folder}", markup=False)
     if as_json:
         command.print_json({"accuracy": accuracy, **served.status.to_dict()})
 
@@ -466,7 +472,7 @@ def _by_flower(
         raise typer.Exit(command.fail(words, 130)) from None
     if status:
         raise typer.Exit(command.fail("flwr run failed; what it printed says why", 1))
-    console.print(f"journal and model in {folder}, on the SuperLink's machine")
+    console.print(f"journal and model in {folder}, on the SuperLink's machine", markup=False)
 
 
 @federate.command(epilog="Example: forethought federate client job.toml --keys keys/hospital-a")
@@ -565,13 +571,15 @@ def gossip_train(
     quiet: command.Quiet = False,
 ) -> None:
     """Train a job's gossip on a Ray cluster; Ctrl-C pauses, the same command goes on."""
+    from forethought.jobs.holders import section_of
     from forethought.jobs.job import from_file
     from forethought.jobs.members import cluster_workers
 
     console = command.console_for(quiet or as_json)
     request = from_file(job_file)
     folder = out or Path("runs") / request.name
-    console.print(f"ledgers and secrets in {folder} (keep it)")
+    section_of(request.job, "gossip")  # refuses a job without one, before anything is told
+    console.print(f"ledgers and secrets in {folder} (keep it)", markup=False)
     look = _progress(console, _of_cluster)
     done = cluster_workers(request, folder, address=address, data_dir=data_dir, look=look)
     found = [one.summary() for one in done]
@@ -581,7 +589,7 @@ def gossip_train(
         console.print(
             f"{one['name']}: {one['reason'] or 'paused'}, {one['updates']} updates, {spent} "
             f"against the neighbours{accuracy}",
-            highlight=False,
+            markup=False,
         )
     if as_json:
         command.print_json({"workers": found})

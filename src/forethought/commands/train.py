@@ -47,7 +47,7 @@ def train(
 ) -> None:
     """Plan and train a model privately; leave it with a statement of what was guaranteed."""
     from forethought.jobs import train as jobs
-    from forethought.jobs.job import built_in, from_file, overridden, paying, resumed
+    from forethought.jobs.job import JOB_NAME, built_in, from_file, overridden, paying, resumed
     from forethought.report import terminal
     from forethought.report.figures import draw_run
     from forethought.report.page import write_pages
@@ -111,8 +111,10 @@ def train(
         ):
             run = jobs.run(prepared, folder, resume=goes_on, overwrite=overwrite, progress=progress)
     except KeyboardInterrupt:
-        resume_with = f"forethought train --resume {folder}"
-        raise typer.Exit(command.fail(f"interrupted; continue with: {resume_with}", 130)) from None
+        begun = (folder / JOB_NAME).is_file()
+        way = f"continue with: forethought train --resume {folder}"
+        way = way if begun else "its folder was not set up yet: give the same command again"
+        raise typer.Exit(command.fail(f"interrupted; {way}", 130)) from None
     seconds = time.perf_counter() - start
     if not leads():
         return
@@ -207,7 +209,8 @@ def release(
             words = f"{one.name}: {row.name} {row.value:.6g} ({row.low:.6g} to {row.high:.6g})"
             console.print(words, markup=False)
         if len(found) > ROWS:
-            console.print(f"{one.name}: {len(found) - ROWS} more rows in the folder")
+            words = f"{one.name}: {len(found) - ROWS} more rows in the folder"
+            console.print(words, markup=False)
     console.print(f"{statement.sentences()[0]}\nResult and statement in {folder}", markup=False)
 
 
@@ -234,7 +237,7 @@ def predict(
     predictor = load(run)
     rows = predictor.predict_file(table, out, why)
     classes = predictor.classes
-    command.console_for(quiet or as_json).print(f"{rows} predictions in {out}")
+    command.console_for(quiet or as_json).print(f"{rows} predictions in {out}", markup=False)
     if as_json:
         labels = None if classes is None else list(classes)
         epsilon = predictor.statement.epsilon.upper
@@ -260,7 +263,7 @@ def export(
     outputs = [value.name for value in model.graph.output]
     console = command.console_for(quiet or as_json)
     names = f"{', '.join(inputs)} → {', '.join(outputs)}"
-    console.print(f"{onnx}: {names}, as forethought.load answers")
+    console.print(f"{onnx}: {names}, as forethought.load answers", markup=False)
     if first:
         console.print(Text(first["before"]))
     if as_json:

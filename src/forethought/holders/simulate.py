@@ -33,7 +33,7 @@ from forethought.holders.secure_training import RELEASED, STATE, ReportedAverage
 from forethought.holders.simulator import rehearsed
 from forethought.holders.topology import Topology, topology_of
 from forethought.holders.trainer import Holder, SharedModel, released
-from forethought.holders.workers import PROCESSES, InProcess, Workers
+from forethought.holders.workers import PROCESSES, InProcess, Workers, address_of
 from forethought.rounds.contributions import Loss, check_loss, default_loss
 from forethought.rounds.randomness import Secrets, Seeds
 from forethought.rounds.records import Records, as_records, blank
@@ -44,6 +44,7 @@ from forethought.training.folder import (
     RunFolderExistsError,
     RunSecrets,
     locked,
+    require_only,
     wipe,
 )
 from forethought.training.metrics import evaluate
@@ -198,7 +199,7 @@ def keys_and_start(
         name: file name of ``agreed``. weights: the first ones of a new simulation.
 
     Raises:
-        ValueError: ``resume`` without a folder. RunFolderExistsError: the folder has a simulation.
+        ValueError: ``resume`` without a folder. RunFolderExistsError: the folder is not empty.
         CheckpointError: nothing to resume, or the folder has another federation or gossip.
     """
     if folder is None:
@@ -219,6 +220,7 @@ def keys_and_start(
         raise RunFolderExistsError(
             f"{folder} holds a simulation: go on with resume (--resume), or choose another folder"
         )
+    require_only(folder, KEYS, START)  # these, where it was killed before the agreement was there
     keys = RunSecrets.draw(seeds)
     keys.write(folder)
     np.save(folder / START, weights)
@@ -462,12 +464,18 @@ def simulate(
     Raises:
         FederationError, GossipError, ValueError: the shares do not fit their plans, the model
             cannot be trained, or ``fused`` would change the law of the global models.
-        RunFolderExistsError: ``out`` has a simulation. CheckpointError: nothing to resume, or
+        RunFolderExistsError: ``out`` is not empty. CheckpointError: nothing to resume, or
             ``out`` has another federation or gossip. SimulationError: no event is left before the
             end.
     """
     topology = topology_of(federation)
     count = len(topology.names)
+    address_of(engine)  # refuses an unknown one, also where no process would be started
+    if engine != PROCESSES and not workers:
+        raise ValueError(
+            f"engine {engine!r} starts the processes that workers= (--workers) counts: give their "
+            "number, or leave the engine out"
+        )
     if len(shares) != count:
         raise federation.REFUSAL(
             f"{len(shares)} shares for {count} {federation.MEMBER}s: give one each"

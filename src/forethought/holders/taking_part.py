@@ -47,6 +47,7 @@ from forethought.holders.trainer import (
     randomness_of,
     released,
 )
+from forethought.ledger.book import unit_of
 from forethought.rounds.contributions import Loss
 from forethought.rounds.randomness import Seeds
 from forethought.rounds.records import Records
@@ -214,8 +215,8 @@ def _reserved(share: Share, plan: Plan, folder: Path) -> contextlib.AbstractCont
         ValueError: the plan does not fit, or the folder has a reservation but no payer is given.
     """
     if share.payer is not None:
-        group = plan.records_per_person
-        return share.payer.paid(plan.mechanism, group=group, folder=folder, resume=True)
+        group, unit = plan.records_per_person, unit_of(plan)
+        return share.payer.paid(plan.mechanism, group=group, unit=unit, folder=folder, resume=True)
     if (folder / RESERVATION).is_file():
         raise ValueError(f"the part in {folder} is paid from a ledger: name it to go on")
     return contextlib.nullcontext()

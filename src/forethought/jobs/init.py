@@ -15,9 +15,9 @@ import polars as pl
 
 from forethought.data import DataError, TableFormat
 from forethought.data.columns import LOOKED, MISSING_WORDS, Seen, outward, proposal
-from forethought.data.dataset import is_number
+from forethought.data.dataset import is_number, label_column
 from forethought.data.features import best_features, reason_for
-from forethought.data.files import DAMAGE, Kind, Table, kind_of, read
+from forethought.data.files import DAMAGE, EXCEL, Kind, Table, kind_of, read
 from forethought.data.sources import shape_read, wanted_arrays
 from forethought.data.tables import require_text
 from forethought.jobs.job import toml_key, toml_value
@@ -50,7 +50,8 @@ def job_for(path: Path, label: str | Sequence[str] | None = None) -> str:
             question in the file.
 
     Raises:
-        DataError: a damaged file, fewer than two columns, or no such column.
+        DataError: a damaged file, fewer than two columns, no such column, or several labels that
+            are not 1 and 0.
     """
     kind, form = _form(path)
     seen: dict[str, Seen] = {}
@@ -66,6 +67,14 @@ def job_for(path: Path, label: str | Sequence[str] | None = None) -> str:
             wanted = f"one named {each!r}{hint and '.' + hint}"
             raise DataError.unexpected(path, f"the columns {', '.join(seen)}", wanted)
     targets = tuple(dict.fromkeys(labels)) or (list(seen)[-1],)
+    for each in targets if len(targets) > 1 else ():
+        try:
+            label_column("", each, list(seen[each].words))
+        except DataError:
+            raise DataError(
+                f"{path}: each of several labels is a column of 1 and 0, or of yes and no, and "
+                f"{each} has other entries: leave it out, or give it as the only --label"
+            ) from None
     question = "" if labels else "  # is this the column to predict?"
     lines = [_HEAD.format(name=path.name), "[data]", f"source = {toml_value(f'{kind}:{path}')}"]
     start = pl.concat(_first(Table(path, kind, form)), how="vertical_relaxed")
@@ -375,7 +384,8 @@ def _form(path: Path) -> tuple[Kind, TableFormat]:
         return kind, TableFormat()
     start = read(path, 1 << 16)
     encoding = _encoding(path, start)
-    lines = start.decode(encoding, errors="ignore").splitlines()[:50]
+    text = EXCEL.sub("", start.decode(encoding, errors="ignore"))
+    lines = text.lstrip("\r\n").splitlines()[:50]
     counts: Callable[[str], int] = lambda mark: lines[0].count(mark) if lines else 0  # noqa: E731
     separator = max((",", ";", "\t", "|"), key=counts)
     fractions = re.compile(r"(^|[;\t|])\s*-?\d+,\d+\s*($|[;\t|])")

@@ -261,6 +261,12 @@ class HoldersSection(_Section):
                 f"{self.member}s = {count}, and there are {len(self.tables)} "
                 f"[[{self.kind}.{self.member}]]"
             )
+        told = {table.examples is not None for table in self.tables}
+        if len(told) > 1 or any(table.folder and True not in told for table in self.tables):
+            raise ValueError(
+                f"a {self.member} that brings its own records, from its folder, has examples: give "
+                f"them for every {self.member}, or for none and without folder"
+            )
         if isinstance(self.speeds, tuple) and self.slow:
             raise ValueError("give speeds, or slow with slow_factor, not both")
         return self
@@ -700,6 +706,14 @@ class LedgerSection(_Section):
         return Ledger(*own, self.also, self.identity)
 
 
+# Keys of [training] → the key that says what uses them, its usual value, and those that do.
+_USED_BY = {
+    "decay": ("schedule", "constant", ("inverse", "inverse-sqrt", "stages", "drops")),
+    "averaging_decay": ("averaging", "exponential", ("exponential",)),
+    "averaging_fraction": ("averaging", "exponential", ("tail",)),
+}
+
+
 class Job(_Section):
     """A whole request: ``Job.load(path)`` from a TOML file, ``Job(**tables)`` from Python.
 
@@ -860,8 +874,8 @@ class Job(_Section):
             persons: number of different persons in the data, if known.
 
         Raises:
-            JobError: augmentations of features that are no pixels; see also
-                :meth:`DataSection.preparation`.
+            JobError: augmentations of features that are no pixels, or a key that nothing would
+                use; see also :meth:`DataSection.preparation`.
             forethought.planning.solve.PlanError: keys that contradict each other.
         """
         from forethought.planning.plan_request import PlanRequest
@@ -885,10 +899,21 @@ class Job(_Section):
         parts: dict[str, dict[str, Any]] = {"schedule": {}, "averaging": {}}
         for name, option in keys("training").items():
             value = getattr(asked, name)
+            if option.row.linear and value is not None and not self.model.linear:
+                raise JobError(
+                    f"[training] {name} goes with a linear model, and the model is "
+                    f"{self.model.name!r}: leave it out"
+                )
             if option.row.part is not None and value is not None:
                 parts[option.row.part[0]][option.row.part[1]] = value
-            elif name in table() and not (option.row.linear and not self.model.linear):
+            elif name in table():
                 given[name] = value
+        for name, (chosen, usual, users) in _USED_BY.items():
+            if getattr(asked, name) is not None and (getattr(asked, chosen) or usual) not in users:
+                raise JobError(
+                    f"[training] {name} goes with {chosen} = {' or '.join(map(repr, users))}: add "
+                    "that, or leave it out"
+                )
         schedule, averaging = parts.values()
         return PlanRequest(
             examples=examples,
@@ -1016,6 +1041,8 @@ JOB_NAME = "job.toml"
 SEEDS = ("seed", "noise_seed")
 # Flags that are keys of [budget]; the others are keys of [training].
 _BUDGET = ("epsilon", "delta")
+# A line of forethought init that asks whether a column, its only group, says whose a row is.
+PERSON = re.compile(r"(?m)^#\s*person\s*=\s*[\"']?([^\"'#\n]+).*$")
 # Each key replaces the other one.
 _INSTEAD = {"epochs": "rounds", "rounds": "epochs"}
 
@@ -1046,7 +1073,7 @@ class JobRequest:
 
         None where the file has no such question, or it is answered.
         """
-        found = re.findall(r"(?m)^#\s*person\s*=\s*[\"']?([^\"'#\n]+)", self.text)
+        found = PERSON.findall(self.text)
         if self.job.data.person is not None or self.job.data.most_of_one_person > 1 or not found:
             return None
         names = ", ".join(dict.fromkeys(name.strip() for name in found))
@@ -1054,6 +1081,17 @@ class JobRequest:
             f"are several rows about one person ({names})? ε is about one row as the file stands: "
             "take the # before person = away, or delete that line if each row is somebody else"
         )
+
+    @property
+    def aside(self) -> tuple[str, ...]:
+        """The sections of the file that planning and training one model do not use, in words."""
+        job, found = self.job, []
+        if job.statistics:
+            found.append("[[statistics]]: forethought release releases them, at an ε of their own")
+        for name, command in (("federation", "federate"), ("gossip", "gossip")):
+            if getattr(job, name) is not None:
+                found.append(f"[{name}]: forethought {command} plans and runs it")
+        return tuple(found)
 
     def released_text(self) -> str:
         """The job as a TOML text that may be published: the file's text, or one without seeds.

@@ -20,6 +20,7 @@ from forethought.jobs.job import Job, JobError, JobRequest, with_basis, with_fea
 from forethought.planning import defaults
 from forethought.planning.plan_request import PlanRequest, noise_borne, table_radius
 from forethought.planning.solve import of_persons, plan, roughly
+from forethought.statistics.sections import statistic
 from forethought.training.metrics import Decisions, chosen_measures, learnt
 from forethought.training.records import PerPerson, arranged, usual_loss, weighted, with_caveats
 from forethought.values.caveats import Caveat
@@ -438,8 +439,12 @@ def load_job(request: JobRequest, data_dir: Path | None = None) -> Loaded:
 
     Raises:
         forethought.data.DataError: missing, damaged or unsuitable data.
-        ValueError: no such model, options it does not have, or an invalid delay of a federation.
+        ValueError: no such model, options it does not have, an invalid delay of a federation, or
+            an unknown key of a statistic.
     """
+    schema = request.job.data.table_schema() if request.job.statistics else None
+    for asked in request.job.statistics or ():
+        statistic(asked, None if schema is None else schema.parsed())
     dataset = request.job.load_data(data_dir)
     if dataset.fixed_features is not None:
         request = with_features(request, dataset.fixed_features)

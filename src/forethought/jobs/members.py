@@ -18,7 +18,7 @@ from forethought.data.synthetic import share_of
 from forethought.exchange.events import Compute, Computed
 from forethought.exchange.keys import ROSTER, Identity, Keys, Roster
 from forethought.exchange.messages import SERVER, Join
-from forethought.exchange.storage import LEDGER, FolderStorage, counted
+from forethought.exchange.storage import JOURNAL, LEDGER, FolderStorage, counted
 from forethought.federated.federation import (
     FEDERATION,
     Federation,
@@ -33,7 +33,7 @@ from forethought.holders.driving import Begin, CarryClient, ClientDriver, Send, 
 from forethought.holders.grpc import PeerRoster, SiteLinks, grpc_stream
 from forethought.holders.links import Launched, Pace, TeamLinks, WorkerOutcome
 from forethought.holders.secure_training import ReportedAverage
-from forethought.holders.server import CarryServer, Served, over_grpc, serve
+from forethought.holders.server import START, CarryServer, Served, over_grpc, serve
 from forethought.holders.taking_part import (
     Share,
     require_architecture,
@@ -50,7 +50,7 @@ from forethought.rounds.contributions import default_loss
 from forethought.rounds.randomness import Seeds
 from forethought.rounds.records import as_records, blank
 from forethought.training.execution import InterruptGuard, launched
-from forethought.training.folder import RESERVATION
+from forethought.training.folder import KEYS, RESERVATION, require_only
 from forethought.training.metrics import evaluate
 from forethought.training.records import require_fit
 from forethought.values.plan import other_terms, promised
@@ -166,8 +166,7 @@ def planned(
 ) -> tuple[holders.Agreed, Vector]:
     """A job's federation or gossip, without signatures, and the first weights.
 
-    Where the job has every member's number of examples, only the model's shape is taken from the
-    data here, which may be a public sample; otherwise the data is divided among the members.
+    See :func:`~forethought.jobs.holders.holders_of`.
 
     Raises:
         JobError: the rule is "allreduce".
@@ -178,15 +177,8 @@ def planned(
             "rule = 'allreduce' needs links that can reduce: run it under torchrun, or take "
             "'synchronous' or 'asynchronous' between sites"
         )
-    if not section.brings_own:
-        held = holders.holders_of(request, kind, data_dir)
-        return held.agreed, held.shared.read()
-    loaded = load_job(request, data_dir)
-    shared = SharedModel(module_of(loaded))
-    sizes = [table.examples or 0 for table in section.tables]
-    speeds = holders.speeds_of(section, len(sizes))
-    network = holders.Network.of(loaded, shared)
-    return holders.agreed(request, section, sizes, speeds, network)[0], shared.read()
+    held = holders.holders_of(request, kind, data_dir)
+    return held.agreed, held.shared.read()
 
 
 def _names(agreed: holders.Agreed) -> list[str]:
@@ -286,6 +278,8 @@ def _as_member(
         allowed: (epsilon, delta) that a worker's plan may spend.
         witness: folder for the count by which a restored ledger is recognised.
     """
+    if not (out / LEDGER).exists():  # these, where it was killed before the ledger was there
+        require_only(out, KEYS, RESERVATION, "member", "member.part")
     first, run = next(iter(shared.parameters.values())), loaded.request.job.run
     found = arranged_for(loaded, own, agreed.plan(me))
     records = as_records(found.data, first.dtype, first.device)
@@ -335,6 +329,8 @@ def serve_job(
     shared = SharedModel(module_of(loaded))
     federation = member.agreed
     require_architecture(shared, federation)
+    if not (out / JOURNAL).exists():
+        require_only(out, START)
     where = _address(request, address)
     served = serve(
         federation,
@@ -643,6 +639,7 @@ def begun_in(
         JobError, GossipError: the job has other terms now.
     """
     if not (out / GOSSIP).exists():
+        require_only(out, FIRST)
         out.mkdir(parents=True, exist_ok=True)
         np.save(out / FIRST, first)
         gossip.save(out / GOSSIP)

@@ -35,8 +35,13 @@ ML = "ai.onnx.ml"
 
 @dataclass
 class OnnxGraph:
-    """An ONNX graph under construction: nodes in order, each with one output."""
+    """An ONNX graph under construction: nodes in order, each with one output.
 
+    Args:
+        prefix: begins the names of all but inputs and answers; a column's name has another start.
+    """
+
+    prefix: str = ""
     nodes: list[NodeProto] = field(default_factory=list)
     constants: list[TensorProto] = field(default_factory=list)
     inputs: list[ValueInfoProto] = field(default_factory=list)
@@ -48,13 +53,13 @@ class OnnxGraph:
 
     def constant(self, value: Any, kind: type = np.float64) -> str:
         """Add a constant; returns its name."""
-        name = f"constant_{len(self.constants)}"
+        name = f"{self.prefix}constant_{len(self.constants)}"
         self.constants.append(numpy_helper.from_array(np.asarray(value, kind), name))
         return name
 
     def add(self, operator: str, *inputs: str, domain: str = "", **attributes: Any) -> str:
         """Add an operator; returns the name of its output."""
-        name = f"{operator.lower()}_{len(self.nodes)}"
+        name = f"{self.prefix}{operator.lower()}_{len(self.nodes)}"
         self.nodes.append(
             helper.make_node(operator, list(inputs), [name], domain=domain, **attributes)
         )
@@ -123,8 +128,8 @@ def write_onnx(predictor: Predictor, out: Path) -> ModelProto:
         The ONNX model that was written.
 
     Raises:
-        JobError: the extra is not installed, torch cannot export the network, or its answers in
-            ONNX differ. OSError: the file cannot be written.
+        JobError: the extra is not installed, torch cannot export the network, its answers in ONNX
+            differ, or a column has the name of an answer. OSError: the file cannot be written.
     """
     try:
         import onnx
@@ -178,9 +183,13 @@ def network_of(predictor: Predictor) -> ModelProto:
 
 def whole_model(predictor: Predictor, network: ModelProto) -> ModelProto:
     """The network with the encoding before it and the answers after it."""
-    from onnx import helper
+    from onnx import compose, helper
 
-    graph, card = OnnxGraph(), predictor.card
+    card, prefix = predictor.card, "forethought."
+    columns = () if card.encoder is None else card.encoder.columns
+    while any(name.startswith(prefix) for name, _ in columns):
+        prefix += "."
+    graph, network = OnnxGraph(prefix), compose.add_prefix(network, prefix)
     if card.encoder is None:
         shape = ("N", *card.inputs)
         features = graph.add("Identity", graph.input("inputs", np.float32, shape=shape))
@@ -188,10 +197,16 @@ def whole_model(predictor: Predictor, network: ModelProto) -> ModelProto:
     else:
         features, refused = encoded(graph, card.encoder)
     features = _prepared(graph, features, predictor)
-    graph.nodes.append(helper.make_node("Identity", [features], ["features"]))
+    graph.nodes.append(helper.make_node("Identity", [features], [f"{prefix}features"]))
     graph.nodes += network.graph.node
     graph.constants += network.graph.initializer
     outputs = _answers(graph, predictor, refused)
+    taken = {value.name for value in graph.inputs} & {value.name for value in outputs}
+    if taken:
+        raise JobError(
+            f"the table has a column {min(taken)!r}, and an answer of the file is called so: "
+            "rename the column and train anew, or apply the run with forethought.load"
+        )
     whole = helper.make_graph(
         graph.nodes, "forethought", graph.inputs, outputs, initializer=graph.constants
     )
@@ -252,7 +267,7 @@ def _answers(graph: OnnxGraph, predictor: Predictor, refused: str | None) -> lis
     """Add the answers from the network's outputs, as named outputs of the graph."""
     from onnx import TensorProto, helper
 
-    card, outputs = predictor.card, "outputs"
+    card, outputs = predictor.card, f"{graph.prefix}outputs"
 
     def marked(value: str, instead: Any, kind: Any, wide: bool) -> str:
         if refused is None:

@@ -14,7 +14,7 @@ import polars as pl
 import torch
 from numpy.typing import NDArray
 
-from forethought.accounting.statement import Statement
+from forethought.accounting.statement import Statement, content_hash
 from forethought.data import DataError, Encoder
 from forethought.data.columns import Outside
 from forethought.data.features import features_of
@@ -24,7 +24,7 @@ from forethought.jobs.job import JobError
 from forethought.jobs.load import PREPARED, ModelCard
 from forethought.models import build
 from forethought.rounds.preparation import InputConstants, Prepared
-from forethought.training.folder import CARD, STATEMENT, RunFolder
+from forethought.training.folder import CARD, MODEL, STATEMENT, RunFolder
 from forethought.training.metrics import Decisions, outputs_of
 from forethought.values.checks import importable_from
 
@@ -106,7 +106,8 @@ class Predictor:
         the likeliest class (named in ``class``) minus the mean score. For a regression, to the
         value before it is clipped to its range. ``intercept`` is the answer where every column adds
         its mean over the declared range, or 0 without a declaration. The sum of a row is its
-        answer. ``pairs`` is the sum of all surfaces over two columns, if the model has any.
+        answer. ``pairs`` is the sum of all surfaces over two columns, if the model has any. Where
+        the table has a column of such a name, ``_`` stands behind ours.
 
         Args:
             records: as for :meth:`predict`.
@@ -133,13 +134,17 @@ class Predictor:
         if len(model.intercept) > 1:
             chosen = self.outputs(inputs).argmax(axis=1)
         rows = np.arange(len(inputs))
+
+        def free(name: str) -> str:
+            return free(f"{name}_") if name in model.names else name
+
         found: dict[str, Any] = {}
         if len(model.intercept) > 1:
-            found["class"] = np.array(self.classes)[chosen]
-        found["intercept"] = model.intercept[chosen]
+            found[free("class")] = np.array(self.classes)[chosen]
+        found[free("intercept")] = model.intercept[chosen]
         found |= {name: columns[rows, at, chosen] for at, name in enumerate(model.names)}
         if getattr(self._encoder().basis, "couples", ()):
-            found["pairs"] = pairs[rows, chosen]
+            found[free("pairs")] = pairs[rows, chosen]
         return pl.DataFrame(found)
 
     def predict_file(self, source: Path, out: Path, why: bool = False) -> int:
@@ -280,10 +285,12 @@ def load(folder: str | Path) -> Predictor:
         folder: a run folder of ``forethought train``.
 
     Raises:
-        JobError: no finished run, or a damaged file.
+        JobError: no finished run, a damaged file, or another model than the statement's.
         forethought.errors.CheckpointError: the weights are missing, damaged or of another model.
     """
     path = Path(folder)
+    if path.is_file():
+        raise JobError(f"{path} is a file: give the run folder that forethought train made")
     run = RunFolder(path)
     with _applied(path / CARD):
         card = ModelCard.load(path / CARD)
@@ -299,6 +306,12 @@ def load(folder: str | Path) -> Predictor:
         constants = _constants(card, path)
     run.load_model(model)
     statement = Statement.load(path / STATEMENT)
+    named = statement.about and statement.about.model
+    if named and named != content_hash((path / MODEL).read_bytes()):
+        raise JobError(
+            f"{path / MODEL} is not the model that the statement beside it is about: restore it "
+            "from a copy"
+        )
     return Predictor(model.eval(), card, statement, path, constants)
 
 

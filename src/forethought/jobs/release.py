@@ -24,13 +24,13 @@ def release_job(
     Where the job has a ``[ledger]``, the budget is reserved before a record is read.
 
     Raises:
-        JobError: no statistics, no budget, no table, or a folder that holds a release.
+        JobError: no statistics, no budget, or no table. RunFolderExistsError: ``out`` is not empty.
         ValueError: columns that differ from their declaration, or too little budget left.
     """
     from forethought.statistics import request as asked_of
     from forethought.statistics.released import RESULT
     from forethought.statistics.table import rows
-    from forethought.training.folder import PAID, locked
+    from forethought.training.folder import PAID, locked, require_only
     from forethought.values.plan import TRANSCRIPT
 
     job = request.job
@@ -40,8 +40,6 @@ def release_job(
     if budget.delta is None:
         raise JobError("give delta in [budget]: it is fixed before the records are counted")
     path = table_of(job, data_dir or job.data.folder)
-    if (out / "statement.json").exists():
-        raise JobError(f"{out} holds a release already: choose another folder for this one")
     # ε of one round does not depend on the number of records, so 1 will do; intervals depend on it.
     planned = asked_of(
         job.statistics,
@@ -53,6 +51,7 @@ def release_job(
     )
     with contextlib.ExitStack() as held:
         held.enter_context(locked(out))
+        require_only(out)
         paid = None
         if job.payer is not None:
             paying = job.payer.paid(planned.mechanism, group=planned.group)

@@ -22,7 +22,7 @@ from forethought.data.basis import Basis, Curves
 from forethought.data.dataset import Dataset, PersonRows, Split, one_row_each
 from forethought.jobs.job import JOB_NAME, JobError, JobRequest, as_encoded, on_pixels, overridden
 from forethought.jobs.load import PREPARED, Loaded, load_job
-from forethought.ledger.book import Charge
+from forethought.ledger.book import Charge, unit_of
 from forethought.planning.alternatives import pareto, plan_phases, plan_tuning
 from forethought.planning.defaults import weight_noise
 from forethought.planning.forecast import SUPPOSED, forecast
@@ -433,8 +433,7 @@ def _standardised(
     if prepared is None or prepared.centres:  # the run itself releases the means for centring
         if not isinstance(given, tuple):
             return data
-        shift, scale = ((value,) * asked.loaded.features for value in given)
-        apply = InputConstants(shift, scale).apply
+        apply = _declared(given, asked.loaded.features).apply
     else:
         constants = _released_once(asked, _counted(data, asked.plan), folder, options)
         options["prepared"] = constants
@@ -446,6 +445,12 @@ def _standardised(
         rows = Split(np.asarray(apply(data.rows.inputs)), data.rows.targets)
         return replace(data, rows=rows)
     return apply(data[0]), data[1]
+
+
+def _declared(given: tuple[float, float], features: int) -> InputConstants:
+    """The constants of a public mean and deviation, the same for each feature."""
+    shift, scale = given
+    return InputConstants((shift,) * features, (scale,) * features)
 
 
 def _released_once(
@@ -584,11 +589,13 @@ def _payer(
         paid = payer.paid(
             plan.mechanism,
             group=plan.records_per_person,
+            unit=unit_of(plan),
             folder=folder,
             resume=options["resume"],
         )
-    held.enter_context(paid)
-    paid.ahead(len(plan.mechanism) - plan.rounds)
+        held.enter_context(paid)
+        # Before another process may enter the folder: it takes a reservation without a mark.
+        paid.ahead(len(plan.mechanism) - plan.rounds)
     return paid
 
 
@@ -603,7 +610,7 @@ def _advice(prepared: PreparedJob) -> Advice:
 
     def charged(epsilon: float) -> tuple[Plan, Charge]:
         plan = loaded.plan({"budget": Budget(epsilon, prepared.plan.delta)})
-        return plan, Charge(plan.mechanism, plan.records_per_person)
+        return plan, Charge(plan.mechanism, plan.records_per_person, unit=unit_of(plan))
 
     return _largest(asked, charged)
 
@@ -757,8 +764,8 @@ def tune_job(
         trials: distribution of the number of trials. scoring: as for ``forethought.tune``.
 
     Raises:
-        JobError: no budget, or no held-out data to score on. OverBudgetError: the job's ledger has
-            too little budget left.
+        JobError: no budget, no held-out data to score on, or metrics to measure on them, which
+            nothing would pay for. OverBudgetError: the job's ledger has too little budget left.
     """
     if request.job.payer is not None:
         request.job.payer.require()  # report an exhausted budget before the data are read
@@ -769,25 +776,44 @@ def tune_job(
     job.recognise(data_dir, loaded.dataset)
     if job.budget.epsilon is None or loaded.dataset.test is None:
         raise JobError("a private search needs a budget, and held-out data to score trials on")
+    if job.run.metrics is not None:
+        raise JobError(
+            "[run] metrics: of the held-out data a private search shows the score that it pays for "
+            "and nothing else: leave metrics out"
+        )
+    dataset, given = loaded.dataset, job.data.standardise
+    if isinstance(given, tuple):
+        apply = _declared(given, loaded.features).apply
+        train, test = (
+            Split(np.asarray(apply(part.inputs)), part.targets)
+            for part in (dataset.train, loaded.dataset.test)
+        )
+        dataset = replace(dataset, train=train, test=test, feature_norm=None)
     rates = [{"learning_rate": rate} for rate in learning_rates]
     asked = loaded.plan_request()
-    candidates = plan_tuning(asked, trials=trials, candidates=rates)
+    found = plan_tuning(asked, trials=trials, candidates=rates)
+    candidates = [loaded.with_caveats(plan) for plan in found]
+    warn_if_muted(loaded.class_weights, candidates[0])
 
     def charged(epsilon: float) -> tuple[Plan, Charge]:
         budget = Budget(epsilon, candidates[0].delta)
         plans = plan_tuning(asked, trials=trials, candidates=rates, budget=budget)
         found = selection_of(plans, trials, scoring)
-        return plans[0], Charge(plans[0].mechanism, selection=found)
+        return plans[0], Charge(plans[0].mechanism, selection=found, unit=unit_of(plans[0]))
 
     payer = job.payer
-    return search(
-        lambda: job.build_model(loaded.dataset),
-        loaded.dataset,
-        candidates,
-        trials=trials,
-        scoring=scoring,  # type: ignore[arg-type]
-        out=folder,
-        overwrite=overwrite,
-        ledger=None if payer is None else _Advised(payer, _largest(job.budget.epsilon, charged)),
-        **job.run.model_dump(include={"seed", "noise_seed", "micro_batch", "device"}),
-    )
+    with threads(_threads(loaded, folder, False)):
+        return search(
+            lambda: job.build_model(dataset),
+            dataset,
+            candidates,
+            trials=trials,
+            scoring=scoring,  # type: ignore[arg-type]
+            loss=loaded.loss,
+            out=folder,
+            files={JOB_NAME: loaded.request.released_text(), CARD: loaded.card().to_json()},
+            overwrite=overwrite,
+            about=job.about.about(),
+            ledger=payer and _Advised(payer, _largest(job.budget.epsilon, charged)),
+            **job.run.model_dump(include={"seed", "noise_seed", "micro_batch", "device"}),
+        )
