@@ -118,10 +118,11 @@ def test_faults_are_named(write, text, message):
 
 
 def test_a_declared_class_may_be_called_nothing(write):
-    source = write("a,y\n" + "1,none\n2,some\n" * 20)
+    assert load(write("a,y\n" + "1,none\n2,some\n" * 20), label="y").classes == 2
+    source = write("a,y\n" + "1,none\n2,some\n3,more\n" * 20)
     with pytest.raises(DataError, match="classes= declares"):
         load(source, label="y")
-    assert load(source, label="y", classes=["none", "some"]).classes == 2
+    assert load(source, label="y", classes=["none", "some", "more"]).classes == 3
 
 
 def test_a_column_of_identifiers(write):

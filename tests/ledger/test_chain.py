@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -159,6 +160,13 @@ IMPOSSIBLE = {
         changed(11, rounds=2)(e),
         e.insert(10, {**e[6], "values": {**e[6]["values"], "reservation": 2, "rounds": 9}}),
     ),
+    "a charge for a person in an account of records": lambda e: e[4]["values"]["charge"].update(
+        unit="person"
+    ),
+    "a mark of another run": changed(7, run="another"),
+    "a settlement of another run": changed(8, run="another"),
+    "a settlement with fewer rounds than had begun": changed(7, begun=4),
+    "a mark below what had begun": changed(7, begun=5),
     "a second run": lambda e: e.insert(
         6, {**e[5], "values": {**e[5]["values"], "run": "a second"}}
     ),
@@ -186,6 +194,15 @@ def test_an_export_that_cannot_be_is_found(export: str, what: str) -> None:
     assert not verify_export(rechained(values["entries"]))
     IMPOSSIBLE[what](values["entries"])
     assert verify_export(rechained(values["entries"]))
+
+
+def test_charges_of_an_older_version_do_not_say_that_they_are_for_persons(tmp_path: Path) -> None:
+    with contextlib.closing(create(f"sqlite:///{tmp_path / 'books.db'}", actor="owner")) as book:
+        book.open_account(Account(DATA, Budget(8.0, 1e-6), unit="person"))
+        book.reserve(DATA, replace(TEN, unit="person"))
+        values = json.loads(book.export())["entries"]
+        assert values[2]["values"]["charge"].pop("unit") == "person"
+        assert not verify_export(rechained(values))
 
 
 def test_an_export_that_was_edited_is_found(export: str) -> None:

@@ -14,7 +14,7 @@ from forethought.jobs.job import Job, JobError, JobRequest, paying
 from forethought.ledger.book import Account, Charge
 from forethought.ledger.page import account_page
 from forethought.ledger.store import open_book
-from forethought.values.mechanism import Budget, Mechanism, Poisson, Rounds
+from forethought.values.mechanism import Budget, Mechanism, Persons, Poisson, Rounds
 from forethought.values.plan import Plan
 
 
@@ -116,12 +116,36 @@ def test_wrong_inputs_are_one_line(
     assert "Traceback" not in text
 
 
+def test_a_budget_that_promises_little_is_told(tmp_path: Path) -> None:
+    own = "create", tmp_path / "new.db", "--data", "x", "--epsilon", 8, "--delta", 0.9
+    with pytest.warns(UserWarning, match="promises little"):
+        assert told(*own)[0] == 0
+
+
+def test_a_series_is_of_plans_that_protect_the_same(place: Path, plan: Path) -> None:
+    of_persons = plan.with_name("persons.json")
+    made = Plan.load(plan)
+    of_persons.write_text(made.with_(contribution=Persons(3)).to_json())
+    reserve = "reserve", place, "--data", "people", "--plan", of_persons, "--plan"
+    open_people = "open", place, "--data", "people", "--epsilon", 8, "--delta", 1e-6
+    assert told(*open_people, "--unit", "person")[0] == 0
+    code, text = told(*reserve, plan)
+    assert code != 0 and "one by one" in text
+    code, text = told(*reserve, of_persons)
+    assert code == 0, text
+    book = open_book(f"sqlite:///{place}", actor="x")
+    assert [held.charge.unit for held in book.reservations("people")] == ["person"]
+    book.close()
+
+
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
         (("--epsilon", 1e23), "epsilon"),
         (("--epsilon", 1e23, "--rule", "renyi"), "epsilon"),
         (("--epsilon", 8, "--rule", "zz"), "'zz'"),
+        (("--epsilon", 8, "--delta", 1e-24), "--rule gaussian"),
+        (("--epsilon", 8, "--until", "2020-01-01"), "to come"),
         (("--epsilon", 8, "--rule", "renyi", "--blocks", 3), "blocks"),
         (("--epsilon", 8, "--unit", "house"), "house"),
     ],

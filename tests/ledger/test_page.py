@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from sqlalchemy import text
 
 from forethought.ledger.book import Account, BookError, Charge, OverBudgetError
+from forethought.ledger.database import address, connected
 from forethought.ledger.history import history
 from forethought.ledger.page import account_page, index_page
 from forethought.ledger.store import Store, create
@@ -55,6 +58,25 @@ def test_an_auditor_sees_whose_records_are_known(book: Store) -> None:
     assert "site=A" in known and "<code>first</code>" in known
     assert "taken out by owner: hashes of a test file" in known
     assert "None: no run said" in account_page(book, "others")
+
+
+def test_an_auditor_sees_what_is_not_certain(book: Store, tmp_path: Path) -> None:
+    """Rounds above what a run settled with, and charges that do not say whom they protect."""
+    held = book.reserve("patients", charge(1000.0))
+    book.begin(held.number, "run")
+    book.mark(held.number, 7)
+    book.settle(held.number, 3)
+    page = account_page(book, "patients")
+    assert "3 (mark 7) of 10" in page
+    book.open_account(Account("people", Budget(8.0, 1e-6), unit="person"))
+    book.reserve("people", replace(charge(1000.0), unit="person"))
+    assert "not said to protect" not in account_page(book, "people")
+    engine = connected(address(f"sqlite:///{tmp_path / 'books.db'}"), 5.0)
+    with engine.begin() as connection:  # as an older version wrote it
+        without = text("UPDATE reservations SET charge = replace(charge, :unit, '')")
+        connection.execute(without, {"unit": ',"unit":"person"'})
+    engine.dispose()
+    assert "not said to protect a person" in account_page(book, "people")
 
 
 def test_the_history_ends_at_the_total_and_is_that_of_each_moment(book: Store) -> None:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import pickle
+import shutil
+import sqlite3
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -38,7 +42,7 @@ from forethought.training.execution import Interrupted
 from forethought.training.run import train
 from forethought.training.search import tune
 from forethought.values.caveats import Caveat
-from forethought.values.mechanism import Budget, FullBatch, Mechanism, Poisson, Rounds
+from forethought.values.mechanism import Budget, FullBatch, Mechanism, Persons, Poisson, Rounds
 from forethought.values.plan import Plan
 
 EXAMPLES, ROUNDS = 200, 30
@@ -156,7 +160,9 @@ def test_marks_run_ahead_about_once_a_second(tmp_path: Path, monkeypatch: Any) -
     with ledger.paid(mechanism) as paid:
         mark = paid.book.mark
         monkeypatch.setattr(
-            paid.book, "mark", lambda n, r: (written.append((clock[0], r)), mark(n, r))
+            paid.book,
+            "mark",
+            lambda n, r, **more: (written.append((clock[0], r)), mark(n, r, **more)),
         )
         for rounds in range(1, 20_001):  # 1,000 rounds a second
             clock[0] += 1e-3
@@ -272,6 +278,139 @@ def test_a_reservation_that_nothing_was_released_of_is_used_by_the_next_try(tmp_
         paid.ahead(1)
         paid.settle()
     assert [one.number for one in book.reservations("patients")] == [1, 2]
+
+
+def test_a_run_stops_where_its_book_was_set_back(tmp_path: Path) -> None:
+    """The number of its reservation is then that of another run, which is charged once."""
+    ledger, book = opened(tmp_path)
+    book.close()
+    before, place = tmp_path / "before.db", tmp_path / "books.db"
+    shutil.copy(place, before)
+    mechanism = planned().mechanism
+    one = ledger.paid(mechanism, folder=tmp_path)
+    one.ahead(4)
+    one.book.close()
+    shutil.copy(before, place)
+    with ledger.paid(mechanism) as other:
+        assert other.number == one.number
+        other.ahead(ROUNDS)
+        for going in (lambda: one.ahead(ROUNDS), one.settle):
+            with pytest.raises(BookError, match="set back"):
+                going()
+        other.settle()
+    with pytest.raises(BookError, match="set back"):  # and so after it is over
+        one.settle()
+    with (
+        pytest.raises(BookError, match="set back"),
+        ledger.paid(mechanism, folder=tmp_path, resume=True) as again,
+    ):
+        again.settle()
+    one.book.close()
+
+
+def test_what_an_earlier_process_began_is_not_returned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(of_run, "PACE", 0.0)  # a mark for each round, and no further
+    ledger, book = shared(tmp_path)
+    killed = ledger.paid(planned().mechanism, folder=tmp_path)
+    for rounds in (1, 2, 3):
+        killed.ahead(rounds)
+    killed.book.close()
+    with ledger.paid(planned().mechanism, folder=tmp_path, resume=True) as paid:
+        with pytest.raises(BookError, match="had begun"):
+            paid.settle(1)
+        paid.settle(2)  # round 3 may have been stopped before its noise
+    held = [book.reservation(number) for number in (1, 2)]
+    assert [(one.mark, one.released) for one in held] == [(3, 2)] * 2 and not book.verify()
+
+
+def people(book: Store, ledger: Ledger) -> Ledger:
+    """Another account of the same book, which protects persons."""
+    book.open_account(Account("people", Budget(8.0, 1e-5), unit="person"), "renyi")
+    return replace(ledger, data="people")
+
+
+def of_people(**options: Any) -> tuple[Any, Plan]:
+    """Records of persons, two each, and a plan in which a person is one contribution."""
+    whose = np.arange(EXAMPLES) // 2
+    mechanism = Mechanism(Rounds(4.0, 10, Poisson(0.2)))
+    plan = Plan(mechanism, EXAMPLES // 2, 1e-6, contribution=Persons(2), **options)
+    return ft.data.of_persons(*records(), whose, 2), plan
+
+
+def every_run(data: Any, plan: Plan, payer: Ledger) -> list[Callable[[], object]]:
+    """Everything that a ledger pays for with a plan and records."""
+    plan = plan.with_(budget=Budget(8.0, 1e-6))
+    trials: dict[str, Any] = {"trials": TRIALS, "scoring": "public", "holdout": records(4)}
+    phases: dict[str, Any] = {"accuracy": 1.0, "test": records(4), "ledger": payer}
+    rule = {"next_phase": lambda progress: None}
+    return [
+        lambda: train(model(), data, plan, ledger=payer),
+        lambda: tune(flat, data, [plan, plan], ledger=payer, **trials),
+        lambda: ft.train_until(model(), data, plan, **phases),
+        lambda: ft.train_until(model(), data, plan, **phases, **rule),
+    ]
+
+
+def test_an_account_of_persons_pays_for_persons_only(tmp_path: Path) -> None:
+    ledger, book = opened(tmp_path)
+    paying = people(book, ledger)
+    read: list[int] = []
+    looked = Looked(lambda: read.append(1))
+    data, plan = of_people()
+    for unit, wrong in (
+        *(("person", one) for one in every_run(looked, planned(), paying)),
+        *(("record", one) for one in every_run(data, plan, ledger)),
+    ):
+        with pytest.raises(BookError, match=f"protects a {unit}"):
+            wrong()
+    assert not read and not book.reservations("people") and not book.reservations("patients")
+    out = tmp_path / "run"
+    run = train(model(), data, plan, ledger=paying, out=out)
+    assert verified(out, ledger=ledger.url).statement == run.statement
+    ft.train_until(
+        model(),
+        data,
+        plan.with_(budget=Budget(8.0, 1e-6)),
+        accuracy=1.0,
+        test=records(4),
+        next_phase=lambda made: None if made.done[1:] else Rounds(4.0, 5, Poisson(0.2)),
+        ledger=paying,
+    )
+    held = book.reservations("people")
+    assert [one.charge.unit for one in held] == ["person"] * 3 and not book.verify()
+
+
+def test_a_series_is_of_one_unit(tmp_path: Path) -> None:
+    ledger, book = opened(tmp_path)
+    data, plan = of_people()
+    both = plan.mechanism + planned().mechanism
+    with people(book, ledger).paid(both, unit="person") as series:
+        train(model(), data, plan, ledger=series.part(plan.mechanism))
+        with pytest.raises(BookError, match="another plan"):
+            train(model(), records(), planned(), ledger=series.part(planned().mechanism))
+        series.settle()
+
+
+def test_a_reservation_of_an_older_version_goes_on(tmp_path: Path) -> None:
+    """Its charge does not say that a person is one contribution."""
+    ledger, book = opened(tmp_path)
+    paying, (data, plan) = people(book, ledger), of_people()
+    out = tmp_path / "run"
+    with pytest.raises(KeyboardInterrupt):
+        train(model(), data, plan, ledger=paying, out=out, progress=stopping(3))
+    with contextlib.closing(sqlite3.connect(tmp_path / "books.db")) as database, database:
+        asked = "UPDATE reservations SET charge = replace(charge, ?, '')"
+        assert database.execute(asked, [',"unit":"person"']).rowcount
+    assert book.reservation(1).charge.unit == "record"
+    with paying.paid(plan.mechanism, unit="person", folder=tmp_path) as said:
+        said.ahead(1)
+    with pytest.raises(BookError, match="another plan"):
+        paying.paid(plan.mechanism, folder=tmp_path, resume=True)
+    with paying.paid(plan.mechanism, unit="person", folder=out, resume=True) as paid:
+        train(model(), data, plan, ledger=paid, out=out, resume=True)
+    assert book.reservation(1).released == 10
 
 
 def test_another_plan_does_not_go_on_with_a_reservation(tmp_path: Path) -> None:
@@ -949,4 +1088,5 @@ def _in_its_book(folder: Path, statement: Any, ledger: Ledger) -> None:
     files = {**statement.evidence.files, EVIDENCE: content_hash(text.encode())}
     made = replace(statement, evidence=replace(statement.evidence, files=files))
     (folder / "statement.json").write_text(made.to_json())
+    (folder / "statement.md").write_text(made.to_markdown(), encoding="utf-8")
     verified(folder, ledger=ledger.url)

@@ -12,7 +12,7 @@ import json
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from forethought.ledger.book import (
     NotAllowedError,
     OverBudgetError,
 )
+from forethought.ledger.chain import charge_values
 from forethought.ledger.page import account_page
 from forethought.ledger.paid_run import Ledger
 from forethought.ledger.remote import AUTHORITY, RemoteBook
@@ -113,8 +114,20 @@ def test_every_method_gives_what_the_book_itself_gives(site: Site) -> None:
     assert list(ann.reservations("patients")) == list(site.book.reservations("patients"))
     second = ann.reserve("patients", CHARGE)
     ann.begin(second.number, "run 2")
+    ann.mark(second.number, 4, run="run 2", begun=3)
+    for refused in (
+        lambda: ann.mark(second.number, 5, run="run 1"),
+        lambda: ann.settle(second.number, 4, run="run 1"),
+        lambda: ann.settle(second.number, 2, run="run 2"),
+    ):
+        with pytest.raises(BookError, match=r"set back|had begun"):
+            refused()
     kim.end(second.number, 11, "its disk is gone")
     assert ann.reservation(2).status == "ended"
+    of_persons = replace(CHARGE, unit="person", mechanism=CHARGE.mechanism.first(1))
+    assert ann.reserve("trials", of_persons).charge == of_persons
+    with pytest.raises(BookError, match="protects a person"):
+        ann.reserve("trials", CHARGE)
     persons = [bytes([one]) * 16 for one in range(9)]
     assert kim.add_persons("trials", "site=A", persons) == 9
     assert kim.add_persons("trials", "site=A", persons) == 0
@@ -176,6 +189,32 @@ def test_roles_may_do_what_is_theirs(site: Site) -> None:
     assert site.book.reservation(held.number).status == "active"
     assert eve.total("patients") == ann.total("patients") and list(eve.verify()) == []
     kim.mark(held.number, 11)
+
+
+@pytest.mark.parametrize(
+    ("method", "arguments", "name"),
+    [
+        ("reserve", {"data": "patients", "purpose": 3}, "purpose"),
+        ("fits", {"data": "patients", "partition": [1]}, "partition"),
+        ("forget", {"data": "patients", "entry": 1, "reason": None}, "reason"),
+        ("add_persons", {"data": "patients", "persons": [], "partition": 7}, "partition"),
+        ("entries", {"after": True}, "after"),
+        ("entries", {"after": 2**70}, "after"),
+    ],
+)
+def test_a_value_of_another_type_is_a_wrong_request(
+    site: Site, method: str, arguments: dict[str, Any], name: str
+) -> None:
+    if method in ("reserve", "fits"):
+        charge = charge_values(CHARGE)
+        part = {key: arguments.pop(key) for key in ("partition",) if key in arguments}
+        arguments = {**arguments, "charge": {**charge, **part}}
+    connection = http.client.HTTPConnection("127.0.0.1", site.port, timeout=30)
+    bearer = {"Authorization": f"Bearer {site.tokens['kim']}"}
+    connection.request("POST", f"/v1/{method}", json.dumps(arguments), bearer)
+    answer = connection.getresponse()
+    assert answer.status == 400 and name in json.loads(answer.read())["message"]
+    connection.close()
 
 
 def test_nobody_without_a_token_learns_anything(site: Site) -> None:

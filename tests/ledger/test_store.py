@@ -124,6 +124,41 @@ def test_lives_that_cannot_be(book: Store, charge: Charge) -> None:
     assert not book.verify()
 
 
+def test_a_run_changes_no_other_runs_reservation(book: Store, charge: Charge) -> None:
+    number = book.reserve(DATA, charge).number
+    book.begin(number, "run")
+    book.mark(number, 1, run="run", begun=0)
+    for other in (
+        lambda: book.mark(number, 2, run="another"),
+        lambda: book.settle(number, 3, run="another"),
+    ):
+        with pytest.raises(BookError, match="set back"):
+            other()
+    book.mark(number, 2)  # by a version that names no run
+    book.settle(number, 3, run="run")
+    with pytest.raises(BookError, match="set back"):
+        book.settle(number, 3, run="another")
+    assert [entry.values.get("run") for entry in book.entries()][-3:] == ["run", None, "run"]
+    assert not book.verify()
+
+
+def test_rounds_that_had_begun_are_not_returned(book: Store, charge: Charge) -> None:
+    for _ in range(11):  # of whose numbers one begins as another does
+        book.begin(book.reserve(DATA, charge).number, 'run "reservation":1,')
+    book.mark(11, 9, begun=8)
+    book.mark(1, 5, begun=4)
+    book.mark(1, 8, begun=0)  # of a new process, which knows of none before it
+    for begun, words in ((11, "0 to 10"), (10, "at least 10"), ([], "0 to 10"), (True, "0 to 10")):
+        with pytest.raises(BookError, match=words):
+            book.mark(1, 9, begun=begun)  # type: ignore[arg-type]
+    with pytest.raises(BookError, match="had begun"):
+        book.settle(1, 3)
+    assert book.reservation(1).released is None
+    book.settle(1, 4)
+    book.settle(11, 8)
+    assert not book.verify()
+
+
 def test_an_owner_ends_what_is_gone_and_the_run_can_release_no_more(
     book: Store, charge: Charge
 ) -> None:
@@ -280,7 +315,10 @@ def test_tokens_open_until_they_are_revoked(book: Store) -> None:
         book.revoke_token("bob")
 
 
-def test_accounts_refuse_what_is_not_theirs(book: Store, charge: Charge) -> None:
+def test_accounts_refuse_what_is_not_theirs(
+    book: Store, charge: Charge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store, "now", lambda: datetime(2026, 6, 1, tzinfo=UTC))
     with pytest.raises(BookError, match="already"):
         book.open_account(Account(DATA, Budget(1.0, 1e-6)))
     with pytest.raises(BookError, match="mean 'patients'"):
@@ -292,6 +330,16 @@ def test_accounts_refuse_what_is_not_theirs(book: Store, charge: Charge) -> None
         book.reserve(DATA, replace(charge, group=3))
     book.open_account(Account("people", Budget(8.0, 1e-6), unit="person"), "gaussian")
     book.reserve("people", replace(charge, mechanism=charge.mechanism.first(1), group=3))
+    book.reserve("people", replace(charge, unit="person"))
+    with pytest.raises(BookError, match="protects a person"):
+        book.reserve("people", charge)
+    with pytest.raises(BookError, match="protects a record"):
+        book.fits(DATA, replace(charge, unit="person"))
+    with pytest.raises(ValueError, match="unit must"):
+        replace(charge, unit="house")
+    for never in ("2020-01-01", "2026-05-31"):
+        with pytest.raises(BookError, match="to come"):
+            book.open_account(Account("more", Budget(1.0, 1e-6), until=never))
     for day in ("31.12.2027", "2027-02-30", "20271231"):
         with pytest.raises(BookError, match="such as"):
             book.open_account(Account("more", Budget(1.0, 1e-6), until=day))
@@ -308,6 +356,7 @@ def test_accounts_refuse_what_is_not_theirs(book: Store, charge: Charge) -> None
 
 
 def test_an_account_ends(book: Store, charge: Charge, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "now", lambda: datetime(2027, 12, 31, tzinfo=UTC))
     book.open_account(Account("old", Budget(8.0, 1e-6), until="2027-12-31"))
     number = book.reserve("old", charge).number
     monkeypatch.setattr(store, "now", lambda: datetime(2028, 1, 1, tzinfo=UTC))

@@ -102,6 +102,7 @@ def open_account(
     key: Key = None,
     quiet: command.Quiet = False,
 ) -> None:
+    from forethought.accounting.interval import warn_if_hollow
     from forethought.ledger.book import Account
     from forethought.ledger.paid_run import user
     from forethought.ledger.store import create, rule_of
@@ -111,6 +112,7 @@ def open_account(
     account = Account(data, Budget(epsilon, delta), until=until, **chosen)
     new = context.info_name == "create"
     rule_of(account, rule, blocks)  # before a new book is made
+    warn_if_hollow(delta, None)
     with closing(
         create(url_of(place), actor=user(), key=key) if new else _store(place, key)
     ) as book:
@@ -147,13 +149,16 @@ def reserve(
     quiet: command.Quiet = False,
 ) -> None:
     """Reserve plans by hand, for what this program does not run itself."""
-    from forethought.ledger.book import Charge
+    from forethought.ledger.book import Charge, unit_of
     from forethought.values.plan import Plan
 
-    first, *others = map(Plan.load, plan)
+    first, *others = plans = [*map(Plan.load, plan)]
     mechanism = sum((other.mechanism for other in others), first.mechanism)
-    group = max(one.records_per_person for one in (first, *others))
-    charge = Charge(mechanism, group, partition)
+    group, units = max(one.records_per_person for one in plans), set(map(unit_of, plans))
+    command.refuse(
+        len(units) > 1, "some plans protect a record, others a person: reserve them one by one"
+    )
+    charge = Charge(mechanism, group, partition, unit=units.pop())
     with closing(_book(place, token_file, key)) as book:
         made = book.reserve(data, charge, purpose=purpose)
         total = book.total(data)

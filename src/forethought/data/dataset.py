@@ -311,7 +311,9 @@ class Labels:
         values = _numbers(path, raw)
         kinds = np.unique(values)
         numeric = values.dtype.kind == "f"
-        if not numeric and (lacking := np.isin(np.char.lower(values), MISSING_WORDS)).any():
+        # Beside one other word, such as "none" beside a diagnosis, it is a class.
+        lacking = np.zeros(0) if numeric else np.isin(np.char.lower(values), MISSING_WORDS)
+        if lacking.any() and len(np.unique(values[~lacking])) > 1:
             row = int(lacking.argmax())
             raise DataError.unexpected(
                 path,

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, get_args
 
 from forethought.accounting.adaptive import Selection
-from forethought.values.mechanism import Adjacency, Budget, Mechanism
+from forethought.values.checks import one_of, settle, whole
+from forethought.values.mechanism import Adjacency, Budget, Mechanism, Persons
+from forethought.values.plan import Plan
 
 # States of a reservation. The last two are final; "ended" is an owner's decision.
 Status = Literal["reserved", "active", "settled", "ended"]
@@ -78,17 +80,24 @@ class Charge:
             of one scheme are disjoint, which the book checks by the persons registered for each.
         selection: a private search, which is charged as a whole; ``mechanism`` is then that of its
             first candidate, and the group 1.
+        unit: whom the mechanism protects, as in :class:`Account`; always "person" for groups of
+            several records. Entries that an older version wrote for one contribution a person have
+            "record".
 
     Raises:
-        ValueError: a search with another mechanism or group.
+        ValueError: a search with another mechanism or group, or an unknown unit.
     """
 
     mechanism: Mechanism
     group: int = 1
     partition: str | None = None
     selection: Selection | None = None
+    unit: Unit = "record"
 
     def __post_init__(self) -> None:
+        one_of("unit", self.unit, get_args(Unit))
+        if whole("group", self.group) > 1:
+            settle(self, unit="person")
         found = self.selection
         if found is not None and (self.group, self.mechanism) != (1, found.candidates[0]):
             raise ValueError("a search is charged for single records, by its first candidate")
@@ -97,6 +106,12 @@ class Charge:
     def rounds(self) -> int:
         """Number of releases that are marked and settled separately: rounds, or 1 for a search."""
         return len(self.mechanism) if self.selection is None else 1
+
+
+def unit_of(plan: Plan) -> Unit:
+    """Whom a plan protects: one record, or one person with all of their records."""
+    persons = isinstance(plan.contribution, Persons) or plan.records_per_person > 1
+    return "person" if persons else "record"
 
 
 @dataclass(frozen=True)
@@ -209,14 +224,24 @@ class Book(Protocol):
         Raises BookError: another run has it, or it is over.
         """
 
-    def mark(self, number: int, rounds: int) -> None:
-        """Raise the mark, *before* the result of round ``rounds`` leaves the process."""
+    def mark(
+        self, number: int, rounds: int, *, run: str | None = None, begun: int | None = None
+    ) -> None:
+        """Raise the mark, *before* the result of round ``rounds`` leaves the process.
 
-    def settle(self, number: int, rounds: int) -> Total:
+        Args:
+            run: the run's name; refused if the reservation is another run's, as in a book that was
+                set back. None: not checked.
+            begun: number of rounds that had begun before this one; the reservation cannot be
+                settled with fewer. None: not known.
+        """
+
+    def settle(self, number: int, rounds: int, *, run: str | None = None) -> Total:
         """Settle a reservation with the number of released rounds; the rest is refunded.
 
-        A repeated call with the same number changes nothing. Raises BookError: it has not begun,
-        or it is over with another number.
+        A repeated call with the same number changes nothing. ``run`` is as for :meth:`mark`.
+        Raises BookError: it has not begun, it is over with another number or another run's, or
+        more rounds had begun.
         """
 
     def end(self, number: int, rounds: int, reason: str) -> Total:

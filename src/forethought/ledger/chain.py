@@ -56,22 +56,24 @@ def persons_digest(persons: Iterable[bytes]) -> str:
 
 def charge_values(charge: book.Charge) -> dict[str, Any]:
     """A charge as JSON values; :func:`charge_from` reads them back."""
-    found = charge.selection
+    found, needed = charge.selection, charge.unit == "person" and charge.group == 1
     return {
         "mechanism": charge.mechanism.to_dict(),
         "group": charge.group,
         "partition": charge.partition,
         **({} if found is None else {"selection": found.to_dict()}),
+        **({"unit": charge.unit} if needed else {}),
     }
 
 
 def charge_from(values: Mapping[str, Any]) -> book.Charge:
     """The inverse of :func:`charge_values`. Raises ValueError."""
-    more = {"selection"} & set(values)
+    more = {"selection", "unit"} & set(values)
     exact_keys("charge", values, {"mechanism", "group", "partition", *more})
     mechanism = Mechanism.from_dict(values["mechanism"])
-    found = Selection.from_dict(values["selection"]) if more else None
-    return book.Charge(mechanism, values["group"], values["partition"], found)
+    found = Selection.from_dict(values["selection"]) if "selection" in more else None
+    unit = values.get("unit", "record")
+    return book.Charge(mechanism, values["group"], values["partition"], found, unit)
 
 
 def account_values(account: book.Account) -> dict[str, Any]:
@@ -98,18 +100,31 @@ def begun(held: book.Reservation, run: str) -> book.Reservation:
     return replace(held, status="active", run=run)
 
 
-def marked(held: book.Reservation, rounds: int) -> book.Reservation:
+def marked(
+    held: book.Reservation, rounds: int, run: str | None = None, begun: int | None = None
+) -> book.Reservation:
     """The reservation with its mark at ``rounds``; a higher mark stays."""
     _active(held)
+    _require_run(held, run)
+    if begun is not None and rounds_of(held, begun) > rounds:
+        raise book.BookError(f"{begun} rounds had begun: the mark is at least {begun}")
     return replace(held, mark=max(held.mark, rounds_of(held, rounds)))
 
 
-def settled(held: book.Reservation, rounds: int) -> book.Reservation:
-    """The reservation settled with ``rounds`` released."""
+def settled(
+    held: book.Reservation, rounds: int, run: str | None = None, begun: int = 0
+) -> book.Reservation:
+    """The reservation settled with ``rounds`` released, of which ``begun`` have begun for sure."""
+    _require_run(held, run)
     if held.released == rounds:
         return held
     _active(held)
-    return replace(held, status="settled", released=rounds_of(held, rounds))
+    if rounds_of(held, rounds) < begun:
+        raise book.BookError(
+            f"{begun} rounds of reservation {held.number} had begun: settle it with {begun} to "
+            f"{held.charge.rounds}"
+        )
+    return replace(held, status="settled", released=rounds)
 
 
 def ended(held: book.Reservation, rounds: int) -> book.Reservation:
@@ -124,6 +139,15 @@ def ended(held: book.Reservation, rounds: int) -> book.Reservation:
             f"{rounds}, only with {held.mark} to {held.charge.rounds}"
         )
     return replace(held, status="ended", released=rounds)
+
+
+def _require_run(held: book.Reservation, run: str | None) -> None:
+    # After a book was set back, a new run can get the number of a run that is still going.
+    if run is not None and held.run not in (None, run):
+        raise book.BookError(
+            f"reservation {held.number} is of run {held.run!r} in this book, not of {run!r}: the "
+            "book was set back; let its owner bring back the newer copy, or start a new run"
+        )
 
 
 def _active(held: book.Reservation) -> None:
@@ -157,7 +181,8 @@ class BookState:
 
     Attributes:
         accounts, rules: by data set.
-        reservations, costs: by number; the present cost of each.
+        reservations, costs, begun: by number; the present cost of each, and the number of rounds
+            that have begun for sure.
         sums, persons: by data set and partition, "" for all records.
         registered: entry → data set, partition and digest of the persons that it added.
         tokens: name → holder, and the token's hash.
@@ -167,6 +192,7 @@ class BookState:
     rules: dict[str, TotalRule] = field(default_factory=dict)
     reservations: dict[int, book.Reservation] = field(default_factory=dict)
     costs: dict[int, Sums] = field(default_factory=dict)
+    begun: dict[int, int] = field(default_factory=dict)
     sums: dict[tuple[str, str], Sums] = field(default_factory=dict)
     persons: dict[tuple[str, str], int] = field(default_factory=dict)
     registered: dict[int, tuple[str, str, str]] = field(default_factory=dict)
@@ -218,6 +244,8 @@ class BookState:
         _require(made.number == len(self.reservations) + 1, "a reservation without its turn")
         rule, account = self.rules[made.data], self.accounts[made.data]
         _require(account.until is None or made.at[:10] <= account.until, "the account had ended")
+        # Older entries do not say that a person is one contribution: they have "record".
+        _require(made.charge.unit in ("record", account.unit), "a charge for another unit")
         costs = tuple(values["costs"])
         if not covers(costs, rule.costs(made.charge)):
             raise ValueError(f"reservation {made.number} costs more than it was charged")
@@ -229,14 +257,20 @@ class BookState:
         )
 
     def _live(self, kind: str, values: Mapping[str, Any]) -> None:
-        number = values["reservation"]
+        number, run, more = values["reservation"], values.get("run"), values.get("begun")
         held = self.reservations[number]
+        known = self.begun.get(number, 0)
         if kind == "begin":
             after = begun(held, values["run"])
         elif kind == "mark":
-            after = marked(held, values["rounds"])
+            after = marked(held, values["rounds"], run, more)
+            self.begun[number] = max(known, more or 0)
         else:
-            after = (settled if kind == "settle" else ended)(held, values["rounds"])
+            after = (
+                settled(held, values["rounds"], run, known)
+                if kind == "settle"
+                else ended(held, values["rounds"])
+            )
             costs, rule = tuple(values["costs"]), self.rules[held.data]
             if not covers(costs, rule.costs(held.charge, values["rounds"])):
                 raise ValueError(f"reservation {number} is charged less than it released")

@@ -11,7 +11,7 @@ from html import escape
 from typing import Any
 
 from forethought.accounting.interval import at_least, at_most
-from forethought.ledger.book import Book, Charge, Entry, Reservation
+from forethought.ledger.book import Book, Charge, Entry, Reservation, Unit
 from forethought.ledger.chain import charge_from
 from forethought.ledger.history import Point, history
 
@@ -106,7 +106,7 @@ def account_page(book: Book, data: str) -> str:
         "What a run did not release can return when it is settled, so the line may fall.</p>",
         _curve(points, budget.epsilon),
         "<h2>Reservations</h2>",
-        _reservations(reservations, points, entries),
+        _reservations(reservations, points, entries, account.unit),
     ]
     if len(total.by_part) > 1:
         body += ["<h2>Partitions</h2>", _parts(total.by_part)]
@@ -153,7 +153,7 @@ def _verdict(problems: Sequence[str], head: str, count: int) -> str:
 
 
 def _reservations(
-    rows: Sequence[Reservation], points: Sequence[Point], entries: Sequence[Entry]
+    rows: Sequence[Reservation], points: Sequence[Point], entries: Sequence[Entry], unit: Unit
 ) -> str:
     after = {point.number: point.epsilon for point in points}
     then = {
@@ -165,8 +165,12 @@ def _reservations(
     for one in rows:
         planned = one.charge.rounds
         released = f"{one.released:,}" if one.released is not None else f"{one.mark:,} at most"
+        if one.released is not None and one.released < one.mark:
+            released += f" (mark {one.mark:,})"  # any more rounds may have been released
         part = "" if one.charge.partition is None else f" · {one.charge.partition}"
         group = "" if one.charge.group == 1 else f" · groups of {one.charge.group}"
+        if one.charge.unit != unit:
+            group = f" · not said to protect a {unit}"  # by an older version
         made.append(
             [
                 str(one.number),

@@ -33,8 +33,8 @@ from forethought.ledger.book import (
     OverBudgetError,
     Reservation,
     Total,
+    Unit,
 )
-from forethought.values.checks import whole
 from forethought.values.mechanism import Mechanism, UnsupportedMechanismError
 from forethought.values.serialisation import parse, write_text
 
@@ -207,6 +207,7 @@ class Ledger:
         mechanism: Mechanism,
         *,
         group: int = 1,
+        unit: Unit = "record",
         selection: Selection | None = None,
         folder: Path | None = None,
         resume: bool = False,
@@ -216,6 +217,8 @@ class Ledger:
 
         Args:
             group: size of the groups of records that the guarantee protects.
+            unit: "person" where all records of a person are one contribution; groups of several
+                records are persons in any case. Must be the account's.
             selection: a private search, of which ``mechanism`` is the first candidate.
             folder: keeps the reservation's number; None: the run cannot be continued after its
                 process.
@@ -226,7 +229,7 @@ class Ledger:
             OverBudgetError: the charge does not fit; the message says what would.
             BookError: no such account, or a reservation that is over or of another plan.
         """
-        charge = Charge(mechanism, whole("group", group), self.partition, selection)
+        charge = Charge(mechanism, group, self.partition, selection, unit)
         book = self.book()
         path, held = None if folder is None else folder / RESERVATION, None
         try:
@@ -250,7 +253,9 @@ class Ledger:
             others = self._others(book, charge, found, path)
             if held is None or held.status != "settled":
                 held = book.begin(found["number"], found["run"])
-            return PaidRun(self, book, held, path, found["call"], others)
+            # A settled reservation of another run, in a book that was set back, is not this run's.
+            own = replace(held, run=found["run"], charge=charge)
+            return PaidRun(self, book, own, path, found["call"], others)
         except OverBudgetError as error:
             words = (advice or _fewer_rounds(charge))(
                 lambda smaller: (
@@ -299,7 +304,8 @@ class Ledger:
 
 def _going_on(found: Reservation, charge: Charge) -> Reservation | None:
     """The reservation that a folder's run continues; None if it was settled with 0 rounds."""
-    if found.charge != charge:
+    # An older version did not say that a person is one contribution.
+    if charge not in (found.charge, replace(found.charge, unit="person")):
         raise BookError(
             f"reservation {found.number} of this run folder is for another plan: go on with the "
             "plan that the run began with, or start a new run in another folder"
@@ -399,6 +405,7 @@ class PaidRun:
         self._ledger, self.book, self._path, self._call = ledger, book, path, call
         self.data = ledger.data
         self.number, self.charge, self.mechanism = held.number, held.charge, held.charge.mechanism
+        self._run = held.run
         # Rounds that may have been released before this process; they can be released again.
         self._before = held.mark if held.released is None else held.released
         self.marked, self._noted, self._settled = self._before, 0, held.status == "settled"
@@ -439,6 +446,7 @@ class PaidRun:
         mechanism: Mechanism,
         *,
         group: int = 1,
+        unit: Unit = "record",
         selection: Selection | None = None,
         folder: Path | None = None,
         resume: bool = False,
@@ -449,9 +457,8 @@ class PaidRun:
         if ahead > 0:
             own = own.after(ahead)
         of_it = replace(self.charge, mechanism=own) if selection is None else self.charge
-        if ahead < 0 or of_it != replace(
-            self.charge, mechanism=mechanism, group=group, selection=selection
-        ):
+        asked = Charge(mechanism, group, self.charge.partition, selection, unit)
+        if ahead < 0 or of_it != asked:
             raise BookError(f"reservation {self.number} is for another plan than this one")
         self._require_open()
         self._require_unused(self._used or self._taken)
@@ -497,7 +504,7 @@ class PaidRun:
                 self._stride = max(1, self._stride // 2)
             mark = min(rounds - 1 + self._stride, self.charge.rounds)
             for number in (*self._others, self.number):
-                self.book.mark(number, mark)
+                self.book.mark(number, mark, run=self._run, begun=self._noted)
             self.marked, self._at = mark, now
         self._noted = max(self._noted, rounds)
 
@@ -537,8 +544,9 @@ class PaidRun:
                 purpose=f"rounds of reservation {number} released again",
                 call=f"{self._call[:24]} again {secrets.token_hex(8)}",
             )
-            self.book.begin(made.number, f"again {secrets.token_hex(8)}")
-            self.book.settle(made.number, len(part))
+            run = f"again {secrets.token_hex(8)}"
+            self.book.begin(made.number, run)
+            self.book.settle(made.number, len(part), run=run)
             if mine:
                 self._again.append(made.number)
         self._twice = rounds, last, times
@@ -558,8 +566,8 @@ class PaidRun:
                 f"{self._noted} rounds may have been released, and the transcript has {released}"
             )
         for number in self._others:
-            self.book.settle(number, released)
-        total = self.book.settle(self.number, released)
+            self.book.settle(number, released, run=self._run)
+        total = self.book.settle(self.number, released, run=self._run)
         self._settled = self._over = True
         return self.evidence(total, released=released)
 
@@ -608,7 +616,7 @@ class PaidRun:
                 # cannot be reached, it keeps the whole charge.
                 with contextlib.suppress(BookError):
                     for number in (*self._others, self.number):
-                        self.book.settle(number, self.begun)
+                        self.book.settle(number, self.begun, run=self._run)
                     self._settled = self._over = over = True
             if over:
                 _forget(self._path, self.number)
@@ -634,12 +642,15 @@ class SeriesPart:
         mechanism: Mechanism,
         *,
         group: int = 1,
+        unit: Unit = "record",
         selection: Selection | None = None,
         folder: Path | None = None,
         resume: bool = False,
     ) -> Iterator[Self]:
         """This part, for the run of its plan. Raises BookError: another plan, or a resumed run."""
-        fits = group <= self._series.charge.group and selection is None and not resume
+        whole = self._series.charge
+        same = Charge(mechanism, group, unit=unit).unit == whole.unit
+        fits = group <= whole.group and same and selection is None and not resume
         if mechanism != self.mechanism or not fits:
             raise BookError("this part of a series is for another plan, or its series is over")
         if self._used:

@@ -16,6 +16,7 @@ from urllib.parse import quote, urlsplit
 
 from forethought.ledger import book
 from forethought.ledger.wire import ARGUMENTS, CALLS, error_from
+from forethought.values.checks import without_none
 
 _Result = TypeVar("_Result")
 # Seconds to wait for one answer, and to retry one call before the run is stopped. Methods that read
@@ -182,11 +183,15 @@ class RemoteBook(book.Book):
     def begin(self, number: int, run: str) -> book.Reservation:
         return self._ask(book.Reservation, "begin", number=number, run=run)
 
-    def mark(self, number: int, rounds: int) -> None:
-        self._ask(type(None), "mark", number=number, rounds=rounds)
+    def mark(
+        self, number: int, rounds: int, *, run: str | None = None, begun: int | None = None
+    ) -> None:
+        given = without_none({"run": run, "begun": begun})
+        self._ask(type(None), "mark", number=number, rounds=rounds, **given)
 
-    def settle(self, number: int, rounds: int) -> book.Total:
-        return self._ask(book.Total, "settle", number=number, rounds=rounds)
+    def settle(self, number: int, rounds: int, *, run: str | None = None) -> book.Total:
+        given = without_none({"run": run})
+        return self._ask(book.Total, "settle", number=number, rounds=rounds, **given)
 
     def end(self, number: int, rounds: int, reason: str) -> book.Total:
         return self._ask(book.Total, "end", number=number, rounds=rounds, reason=reason)

@@ -52,7 +52,7 @@ from forethought.ledger.database import (
 )
 from forethought.ledger.migrations import upgrade
 from forethought.ledger.totals import Sums, TotalRule
-from forethought.values.checks import one_of, suggestion, whole
+from forethought.values.checks import one_of, suggestion, whole, without_none
 from forethought.values.mechanism import ADJACENCIES
 from forethought.values.serialisation import canonical, parse
 from forethought.values.signing import SignatureError, Signer, public_key_of
@@ -183,6 +183,11 @@ def open_book(
     return Store(kept, _name("the actor", actor), "owner")
 
 
+_OTHER_UNIT: dict[book.Unit, str] = {
+    "record": "plan it for one record, or open an account for persons",
+    "person": "plan it for persons ([data] person in a job, persons= in Python), or open an "
+    "account for records",
+}
 _FORMS = {
     "none": "is no book: make one with forethought ledger create",
     "older": "is a book of an older version of forethought: say migrate, after a copy of it",
@@ -523,28 +528,38 @@ class Store(book.Book):
         self._write("begin", work)
         return self.reservation(number)
 
-    def mark(self, number: int, rounds: int) -> None:
+    def mark(
+        self, number: int, rounds: int, *, run: str | None = None, begun: int | None = None
+    ) -> None:
+        given = without_none({"run": run, "begun": begun})
+
         def work(turn: _Turn) -> Mapping[str, Any] | None:
             held, _ = self._own(turn, number)
-            new = chain.marked(held, rounds)
+            new = chain.marked(held, rounds, run, begun)
             changed = self._change(turn, held, new)
-            return {"reservation": number, "rounds": rounds} if changed else None
+            return {"reservation": number, "rounds": rounds, **given} if changed else None
 
         self._write("mark", work)
 
-    def settle(self, number: int, rounds: int) -> book.Total:
-        return self._finish("settle", number, rounds, chain.settled, {})
+    def settle(self, number: int, rounds: int, *, run: str | None = None) -> book.Total:
+        def finished(turn: _Turn, held: book.Reservation) -> book.Reservation:
+            # No round has begun above the mark, so only a lower number asks for the marks.
+            known = _begun(turn.connection, number) if rounds < held.mark else 0
+            return chain.settled(held, rounds, run, known)
+
+        return self._finish("settle", number, rounds, finished, without_none({"run": run}))
 
     def end(self, number: int, rounds: int, reason: str) -> book.Total:
         """See :meth:`Book.end`; analysts can end own reservations before they begin (0 rounds)."""
-        return self._finish("end", number, rounds, chain.ended, {"reason": _reason(reason)})
+        own = {"reason": _reason(reason)}
+        return self._finish("end", number, rounds, lambda _, held: chain.ended(held, rounds), own)
 
     def _finish(
         self,
         kind: str,
         number: int,
         rounds: int,
-        finished: Callable[[book.Reservation, int], book.Reservation],
+        finished: Callable[[_Turn, book.Reservation], book.Reservation],
         values: Mapping[str, Any],
     ) -> book.Total:
         # A reservation's charge never changes, so its costs are computed before the transaction.
@@ -557,7 +572,7 @@ class Store(book.Book):
             held, costs = self._own(turn, number)
             if kind == "end" and self.role != "owner" and (held.status != "reserved" or rounds):
                 raise book.NotAllowedError("only an owner ends a reservation that has begun")
-            new = finished(held, rounds)
+            new = finished(turn, held)
             if not self._change(turn, held, new, costs=_numbers(now_costs)):
                 return None
             change = tuple(a - b for a, b in zip(now_costs, costs, strict=True))
@@ -589,7 +604,8 @@ class Store(book.Book):
     # The chain.
 
     def entries(self, after: int = 0) -> Sequence[book.Entry]:
-        query = sa.select(ENTRIES).where(ENTRIES.c.number > after).order_by(ENTRIES.c.number)
+        above = ENTRIES.c.number > whole("after", after, least=0, most=2**63 - 1)
+        query = sa.select(ENTRIES).where(above).order_by(ENTRIES.c.number)
         return list(map(_entry, self._rows(query)))
 
     def export(self) -> str:
@@ -637,10 +653,11 @@ class Store(book.Book):
                 f"the account of {data!r} is kept under adjacency {account.adjacency!r}, the plan "
                 f"is stated under {stated!r}: plan it under the account's"
             )
-        if whole("group", charge.group) > 1 and account.unit == "record":
+        if charge.unit != account.unit:
+            whom = f"groups of {charge.group}" if charge.group > 1 else f"a {charge.unit}"
             raise book.BookError(
-                f"the account of {data!r} protects a record, the plan groups of {charge.group}: "
-                "plan it for one record, or open an account for persons"
+                f"the account of {data!r} protects a {account.unit}, the plan {whom}: "
+                f"{_OTHER_UNIT[account.unit]}"
             )
         try:
             return rule, rule.costs(charge)
@@ -799,6 +816,8 @@ def _name(what: str, name: str) -> str:
 
 
 def _words(what: str, text: str) -> str:
+    if not isinstance(text, str):
+        raise TypeError(f"{what} is text, not {text!r:.80}")
     line = " ".join(text.split())
     if len(line) > 2000 or not line.isprintable():
         raise book.BookError(f"{what} has 2,000 printable characters at most")
@@ -810,6 +829,7 @@ def rule_of(account: book.Account, rule: str | None, blocks: int | None) -> Tota
     _name("an account", account.data)
     one_of("adjacency", account.adjacency, ADJACENCIES)
     one_of("unit", account.unit, ("record", "person"))
+    today = now().date().isoformat()
     for name, day in (("opened", account.opened), ("until", account.until)):
         try:
             good = not day or date.fromisoformat(day).isoformat() == day
@@ -817,6 +837,8 @@ def rule_of(account: book.Account, rule: str | None, blocks: int | None) -> Tota
             good = False
         if not good:
             raise book.BookError(f"{name} is a day such as 2027-12-31, not {day!r}")
+    if account.until and account.until < today:
+        raise book.BookError(f"until is {account.until}, and it is {today}: give a day to come")
     return TotalRule.of(account, rule, blocks)
 
 
@@ -824,6 +846,8 @@ def _parts(partition: str | None) -> tuple[str, str]:
     """Scheme and part of a partition's name; both are empty for the whole data set."""
     if partition is None:
         return "", ""
+    if not isinstance(partition, str):
+        raise TypeError(f"a partition is text, scheme=part, not {partition!r:.80}")
     scheme, _, part = partition.partition("=")
     if not scheme.strip() or not part.strip() or not partition.isprintable():
         raise book.BookError(
@@ -884,6 +908,14 @@ def _row(connection: sa.Connection, number: int) -> sa.Row[Any]:
     if found is None:
         raise book.BookError(f"the book has no reservation {number}")
     return found
+
+
+def _begun(connection: sa.Connection, number: int) -> int:
+    """The number of rounds of a reservation that have begun for sure, by its marks' entries."""
+    # Canonical JSON: nothing else than the value of this key reads so, whatever names hold.
+    of_it = ENTRIES.c.kind == "mark", ENTRIES.c.content.contains(f'"reservation":{number},')
+    rows = connection.execute(sa.select(ENTRIES.c.content).where(*of_it))
+    return max((parse(row.content).get("begun", 0) for row in rows), default=0)
 
 
 def _reservation(row: sa.Row[Any]) -> book.Reservation:

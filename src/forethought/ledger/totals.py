@@ -424,7 +424,11 @@ class ClockRule(TotalRule):
             object.__setattr__(self, "clock", Clock.suited(self.budget))
         whole("blocks", self.blocks, least=0, most=100)
         if not self.clock.above(1.0, self.budget.epsilon) <= self.budget.delta:
-            raise ValueError("what this clock releases until 1 does not keep the account's budget")
+            raise ValueError(
+                f"the rule 'clock' does not keep ε {self.budget.epsilon:g} at δ "
+                f"{self.budget.delta:g}: it takes a δ from 1e-22, and an ε from 0.0001 and from "
+                "ten times δ; choose them so, or take the rule 'gaussian' (--rule gaussian)"
+            )
 
     def _own(self) -> dict[str, Any]:
         clock = self.clock
