@@ -106,9 +106,9 @@ def test_a_neighbour_that_lies_about_who_it_is_is_refused(two):
     frame = two.links[0].endpoint.seal(1, weights(1, 1, 1))
     # The sender's place stands behind magic, version, kind, reserved, length and run.
     forged = frame[:48] + (5).to_bytes(8, "little") + frame[56:]
-    two.links[0]._in_loop(two.links[0]._put, 1, forged)
     changed = frame[:-70] + bytes([frame[-70] ^ 1]) + frame[-69:]
-    two.links[0]._in_loop(two.links[0]._put, 1, changed)
+    for data in (forged, changed):
+        two.links[0]._loop.call_soon_threadsafe(two.links[0]._put, 1, data)
     two.until(lambda: len(two.came[1]) == 2)
     assert "unknown sender 5" in two.came[1][0].text
     assert "forged, or changed on its way" in two.came[1][1].text

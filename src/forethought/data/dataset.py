@@ -312,7 +312,7 @@ class Labels:
         kinds = np.unique(values)
         numeric = values.dtype.kind == "f"
         # Beside one other word, such as "none" beside a diagnosis, it is a class.
-        lacking = np.zeros(0) if numeric else np.isin(np.char.lower(values), MISSING_WORDS)
+        lacking = np.zeros(0, bool) if numeric else np.isin(np.char.lower(values), MISSING_WORDS)
         if lacking.any() and len(np.unique(values[~lacking])) > 1:
             row = int(lacking.argmax())
             raise DataError.unexpected(

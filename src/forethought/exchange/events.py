@@ -23,13 +23,6 @@ class Connected:
     now: float
 
 
-@dataclass(frozen=True, slots=True)
-class Disconnected:
-    """The connection to the other side is lost."""
-
-    now: float
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Received:
     """A message arrived, and its signature was verified.
@@ -80,7 +73,7 @@ class Computed:
     now: float
 
 
-Event: TypeAlias = Connected | Disconnected | Received | Woken | Stopped | Computed
+Event: TypeAlias = Connected | Received | Woken | Stopped | Computed
 
 
 # ---- effects

@@ -315,15 +315,13 @@ class Agreement(Stored):
         found: Plan = self.plans[self.members[place].plan]
         return found
 
-    def require_members(self, one: str) -> None:
+    def require_members(self) -> None:
         """Refuse a name that two members have, or the place of a plan that does not exist.
-
-        Args:
-            one: the word for one member.
 
         Raises:
             ValueError: of the class ``REFUSAL``.
         """
+        one = self.MEMBER
         if len({member.name for member in self.members}) != len(self.members):
             raise self.REFUSAL(f"two {one}s have one name: every {one} needs its own")
         for member in self.members:

@@ -300,11 +300,6 @@ def largest(kind: type, parameters: int, skip: tuple[str, ...] = ()) -> int:
     return sum(sizes[type_] for name, type_ in layout(kind) if name not in skip)
 
 
-def _layout_of(value: object) -> tuple[tuple[str, str], ...]:
-    kind: type = type(value)
-    return layout(kind)
-
-
 def encode(value: Any, skip: tuple[str, ...] = ()) -> bytes:
     """The bytes of a dataclass's fields, without those in ``skip``.
 
@@ -318,7 +313,8 @@ def parts_of(value: Any, skip: tuple[str, ...] = ()) -> list[bytes | memoryview]
     """The parts that :func:`encode` joins, without a copy of the vectors."""
     parts: list[bytes | memoryview] = []
     later = getattr(value, "LATER", "")  # a field added after 0.2.0: left out while it is empty
-    for name, type_ in _layout_of(value):
+    kind: type = type(value)
+    for name, type_ in layout(kind):
         held = getattr(value, name)
         if name in skip or (name == later and not held):
             continue
@@ -328,7 +324,7 @@ def parts_of(value: Any, skip: tuple[str, ...] = ()) -> list[bytes | memoryview]
         elif type_ in _DTYPES:
             if held.ndim != 1 or held.dtype != _DTYPES[type_]:
                 raise ValueError(
-                    f"{type(value).__name__}.{name} must be a vector of {type_}, not "
+                    f"{kind.__name__}.{name} must be a vector of {type_}, not "
                     f"{held.ndim}-dimensional {held.dtype}"
                 )
             parts.append(_LENGTH.pack(len(held)))
@@ -639,10 +635,6 @@ _FROM_SERVER = (Model, Acknowledgement, Refusal, Finished)
 _PADDING = 2
 
 
-def _padding(number: int) -> int:
-    return 1 if number < 32 else _PADDING
-
-
 # No training survives a step of this length. Its square still fits into single precision, so that
 # computing with a vector that was opened here does not overflow.
 MOST_NORM = 1e18
@@ -738,11 +730,10 @@ class Endpoint:
         """Kind that this member accepts → most bytes of its payload."""
         wrong = _FROM_SERVER if self.me == SERVER else _FROM_CLIENTS
         if len(self._limits) != len(KINDS) - len(wrong):  # first, or another kind was registered
-            self._limits.update(
-                (number, largest(kind, self.parameters * _padding(number), _IN_HEADER))
-                for number, kind in KINDS.items()
-                if kind not in wrong
-            )
+            for number, kind in KINDS.items():
+                if kind not in wrong:
+                    longest = self.parameters * (1 if number < 32 else _PADDING)
+                    self._limits[number] = largest(kind, longest, _IN_HEADER)
         return self._limits
 
     @property

@@ -21,7 +21,7 @@ from forethought.federated.own_model import OwnModel
 from forethought.federated.sizes import text_of
 from forethought.federated.statements import Policy
 from forethought.federated.steps import step_size
-from forethought.values.mechanism import Rounds, Sampling
+from forethought.values.mechanism import Rounds, Sampling, updates_of
 
 Effects = list[on.Effect]
 
@@ -50,7 +50,6 @@ class ClientMachine:
     """
 
     __slots__ = (
-        "_acknowledged",
         "_asynchronous",
         "_begun",
         "_chosen",
@@ -101,8 +100,7 @@ class ClientMachine:
         # Number of places in the plan that are done: updates, and those that a phase left out.
         self._place = self.updates
         if federation.phases:
-            self._place = federation.updates_of_rounds(ledger.rounds)
-        self._acknowledged = ledger.acknowledged
+            self._place = updates_of(federation.local_rounds, ledger.rounds)
         self._outgoing = {update.round: update for update in ledger.outgoing} or None
         self._computing = False
         self._halted = False

@@ -282,7 +282,7 @@ class Federation(Agreement):
     def _check_members(self) -> None:
         if not self.members:
             raise FederationError("a federation needs at least one member")
-        self.require_members("member")
+        self.require_members()
         for member in self.members:
             real(f"weight of {member.name!r}", member.weight, above=0)
         for plan in self.plans:
@@ -447,10 +447,6 @@ class Federation(Agreement):
     def updates_of(self, plan: Plan) -> int:
         """The number of updates that a plan's rounds make."""
         return updates_of(self.local_rounds, plan.rounds)
-
-    def updates_of_rounds(self, rounds: int) -> int:
-        """The number of updates that are complete after ``rounds`` private rounds."""
-        return updates_of(self.local_rounds, rounds)
 
     def first_round(self, update: int) -> int:
         """The number of private rounds before a client's update."""

@@ -186,7 +186,8 @@ class Guard:
             update: number of the update, from 0.
             state: the trainer's state after the previous update; b"": this is the first.
         """
-        transcript, norms = _held(state)
+        transcript = released(state)
+        norms = values_of(state).get("norms", []) if state else []
         plan, like = self.plan, self.plan.round_at(update)
         sizes = tuple(
             part.sampling.expected_batch(plan.examples)
@@ -218,7 +219,7 @@ class Guard:
         Raises:
             BudgetExceededError: the round does not fit. ValueError: ``text`` is not a round.
         """
-        charged(self.plan, _held(state)[0]).spend(Rounds.from_dict(json.loads(text)))
+        charged(self.plan, released(state)).spend(Rounds.from_dict(json.loads(text)))
 
     def after(self, state: bytes, text: str) -> None:
         """Refuse to commit a release that does not fit or differs from the round that was begun.
@@ -229,7 +230,7 @@ class Guard:
         Raises:
             BudgetExceededError: the releases exceed the filter, or the last one is another round.
         """
-        transcript, _ = _held(state)
+        transcript = released(state)
         charged(self.plan, transcript)
         mechanism = transcript.mechanism(self.plan.mechanism.adjacency)
         last, begun = mechanism.rounds[-1], Rounds.from_dict(json.loads(text))
@@ -242,10 +243,14 @@ def text_of(chosen: Rounds) -> str:
     return canonical(chosen.to_dict())
 
 
-def _held(state: bytes) -> tuple[Transcript, list[float]]:
-    """The releases in a trainer's state, and their norms."""
-    if not state:
-        return Transcript(), []
+def values_of(state: bytes) -> dict[str, Any]:
+    """The plain values in a trainer's state, which is in the format of safetensors."""
     length = int.from_bytes(state[:8], "little")
-    values: dict[str, Any] = json.loads(json.loads(state[8 : 8 + length])["__metadata__"]["values"])
-    return Transcript.from_values(values["transcript"]), values.get("norms", [])
+    header = json.loads(state[8 : 8 + length])
+    values: dict[str, Any] = json.loads(header["__metadata__"]["values"])
+    return values
+
+
+def released(state: bytes) -> Transcript:
+    """The releases of a client, from the last state in its ledger; b"": none."""
+    return Transcript.from_values(values_of(state)["transcript"]) if state else Transcript()

@@ -21,6 +21,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, Literal, get_args
 
 from forethought.accounting import statement
@@ -329,19 +330,14 @@ def _behind_masks(federation: Federation, client: int) -> dict[str, Any]:
         )
     secure = SecureAggregation.from_dict(federation.secure)
     secure.require(federation)
-    return secure_details(secure, federation.plan(client), federation.parameters)
-
-
-def secure_details(secure: SecureAggregation, plan: Plan, parameters: int) -> dict[str, Any]:
-    """The settings and the noise scale on the grid for a statement under secure aggregation."""
-    first = plan.round(0)
-    _, scale = grid(first.noise_std, first.clip_norm, parameters)
+    first = federation.plan(client).round(0)
+    _, scale = grid(first.noise_std, first.clip_norm, federation.parameters)
     return {
         "kind": SECURE_AGGREGATION,
         "clients": secure.clients,
         "dropouts": secure.dropouts,
         "colluders": secure.colluders,
-        "coordinates": parameters,
+        "coordinates": federation.parameters,
         "scale": float(scale),
     }
 
@@ -376,10 +372,7 @@ def _beginnings(federation: Federation, client: int, ends: Sequence[int]) -> lis
     """Rounds of a client at which its own noise or another client's may change."""
     found = {0, *ends}
     for plan in federation.plans:
-        before = 0
-        for part in plan.mechanism:
-            before += part.count
-            found.add(before)
+        found.update(accumulate(part.count for part in plan.mechanism))
     return sorted(round for round in found if round < ends[client])
 
 

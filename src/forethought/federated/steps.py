@@ -6,13 +6,12 @@ Torch-free: the server and the simulator of times read this.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
 
 from forethought.exchange.messages import Vector
-from forethought.federated.federation import Federation, ServerKind, ServerOptimizer
+from forethought.federated.federation import Federation, ServerOptimizer
 from forethought.values.plan import Plan
 from forethought.values.use import kind_of
 
@@ -85,50 +84,27 @@ def _longest(plan: Plan, parameters: int | None, larger: float) -> float:
 
 
 Moments = dict[str, NDArray[np.float64]]
-Step = Callable[[ServerOptimizer, Moments, NDArray[np.float64]], NDArray[np.float64]]
-
-
-def _avg(
-    how: ServerOptimizer, moments: Moments, change: NDArray[np.float64]
-) -> NDArray[np.float64]:
-    return how.rate * change
-
-
-def _avgm(
-    how: ServerOptimizer, moments: Moments, change: NDArray[np.float64]
-) -> NDArray[np.float64]:
-    first = how.momentum * moments.get("first", np.zeros(1)) + change
-    moments["first"] = first
-    return how.rate * first
-
-
-def _adaptive(
-    how: ServerOptimizer, moments: Moments, change: NDArray[np.float64], yogi: bool
-) -> NDArray[np.float64]:
-    first = how.momentum * moments.get("first", np.zeros(1)) + (1 - how.momentum) * change
-    second = moments.get("second", np.full(len(change), how.tau**2))
-    square = change * change
-    if yogi:
-        second = second - (1 - how.second) * square * np.sign(second - square)
-    else:
-        second = how.second * second + (1 - how.second) * square
-    moments["first"], moments["second"] = first, second
-    return how.rate * first / (np.sqrt(second) + how.tau)
-
-
-STEPS: Mapping[ServerKind, Step] = {
-    "avg": _avg,
-    "avgm": _avgm,
-    "adam": lambda how, moments, change: _adaptive(how, moments, change, False),
-    "yogi": lambda how, moments, change: _adaptive(how, moments, change, True),
-}
 
 
 def moved(
     how: ServerOptimizer, moments: Moments, weights: Vector, change: NDArray[np.float64]
 ) -> Vector:
     """The weights after a step along the mean change; updates ``moments`` in place."""
-    return (weights + STEPS[how.kind](how, moments, change)).astype(np.float32)
+    step = change
+    if how.kind != "avg":
+        part = 1.0 if how.kind == "avgm" else 1 - how.momentum
+        step = moments["first"] = how.momentum * moments.get("first", np.zeros(1)) + part * change
+    step = how.rate * step
+    if how.kind in ("adam", "yogi"):
+        second = moments.get("second", np.full(len(change), how.tau**2))
+        square = change * change
+        if how.kind == "yogi":
+            second = second - (1 - how.second) * square * np.sign(second - square)
+        else:
+            second = how.second * second + (1 - how.second) * square
+        moments["second"] = second
+        step = step / (np.sqrt(second) + how.tau)
+    return (weights + step).astype(np.float32)
 
 
 def is_plain(how: ServerOptimizer) -> bool:

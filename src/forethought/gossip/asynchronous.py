@@ -249,8 +249,8 @@ class AsynchronousWorker(Releasing):
             # The count was complete before this worker was ``near``, so no exchange ended it.
             self._ends(self.gossip.settle)
         self._forget(step)
-        targets, sources = self._with_whom(step)
-        effects = self._tell(step, targets, sources)
+        targets, sources = self._rows(step, self._living)
+        effects = self._tell(step, targets, dict(sources))
         if self._early:
             waiting = self._early.pop(step, {})
             self._early = {later: held for later, held in self._early.items() if later > step}
@@ -286,15 +286,6 @@ class AsynchronousWorker(Releasing):
             message = own.message(step, self._known.get(other, 0), left, change)
             effects.append(Send(other, replace(message, of=of, heard=heard)))
         return effects
-
-    def _with_whom(self, step: int) -> tuple[tuple[int, ...], dict[int, float]]:
-        """The receivers of this worker's message in a step, and its sources (worker → weight)."""
-        mixing = self.gossip.mixing
-        if mixing.drawn:
-            other = mixing.partner(step, self.me, self._living)
-            return ((), {}) if other is None else ((other,), {other: 0.5})
-        targets, sources = self._rows(step, self._living)
-        return targets, dict(sources)
 
     def _received(self, sender: int, message: Message) -> Effects:
         if sender == self.me or not self.gossip.mixing.graph.joins(self.me, sender):

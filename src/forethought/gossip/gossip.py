@@ -207,9 +207,8 @@ class Gossip(Agreement):
         one_of("point", self.point, ("average", "own"))
         one_of("clock", self.clock, ("own", "all"))
         real("momentum", self.momentum, least=0, below=1)
-        whole("settle", self.settle, least=0)
-        whole("pause", self.pause, least=0)
-        whole("seed", self.seed, least=0)
+        for name in ("settle", "pause", "seed"):
+            whole(name, getattr(self, name), least=0)
         if self.exchanges > 1 and self.rule != "synchronous":
             raise GossipError(
                 f"exchanges = {self.exchanges} a round is for the rule 'synchronous': under "
@@ -245,7 +244,7 @@ class Gossip(Agreement):
             )
 
     def _check_members(self) -> None:
-        self.require_members(self.MEMBER)
+        self.require_members()
         if len(self.members) != self.mixing.graph.size:
             raise GossipError(
                 f"{len(self.members)} workers on a graph of {self.mixing.graph.size}: give a graph "

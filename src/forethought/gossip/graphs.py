@@ -6,6 +6,7 @@ workers in unconnected parts can never reach consensus.
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections import deque
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import combinations
 from pathlib import Path
-from typing import Literal, assert_never, get_args
+from typing import Literal, get_args
 
 from forethought.values.checks import one_of, whole
 
@@ -143,27 +144,20 @@ def make(kind: Kind, size: int, *, degree: int | None = None, seed: int = 0) -> 
             "degree is for random-regular graphs: "
             + ("give it" if degree is None else f"leave it out for {kind!r}")
         )
-    if kind == "complete":
-        return Graph(kind, size)
-    return Graph(kind, size, tuple(_edges(kind, size, degree or 0, seed)))
-
-
-def _edges(kind: Kind, size: int, degree: int, seed: int) -> set[Edge]:
     match kind:
-        case "ring":
-            return _steps(size, [1])
-        case "torus":
-            return _torus(size)
-        case "hypercube":
-            return _hypercube(size)
-        case "exponential":
-            return _steps(size, powers(size))
-        case "random-regular":
-            return _regular(size, degree, seed)
         case "complete":
-            return set(combinations(range(size), 2))
+            return Graph(kind, size)
+        case "ring":
+            edges = _steps(size, [1])
+        case "torus":
+            edges = _torus(size)
+        case "hypercube":
+            edges = _hypercube(size)
+        case "exponential":
+            edges = _steps(size, powers(size))
         case _:
-            assert_never(kind)
+            edges = _regular(size, degree or 0, seed)
+    return Graph(kind, size, tuple(edges))
 
 
 def written_rows(path: str | Path) -> Iterator[tuple[int, str, list[str]]]:
@@ -260,8 +254,10 @@ def _regular(size: int, degree: int, seed: int) -> set[Edge]:
         )
     for draw in range(_DRAWS):
         edges = _paired(size, degree, random.Random(f"{seed}/{draw}"))
-        if edges is not None and _connected(size, edges):
-            return edges
+        if edges is not None:
+            with contextlib.suppress(GraphError):  # not connected
+                Graph(FROM_FILE, size, tuple(edges))
+                return edges
     raise GraphError(
         f"none of {_DRAWS} random graphs of {size} workers with {degree} neighbours is connected: "
         "take a larger degree, or a ring"
@@ -283,19 +279,7 @@ def _paired(size: int, degree: int, draw: random.Random) -> set[Edge] | None:
                 left += [one, other]
             else:
                 edges.add(edge)
-        if len(left) == len(ends) and not _fits(edges, set(left)):
+        if len(left) == len(ends) and edges.issuperset(combinations(sorted(set(left)), 2)):
             return None
         ends = left
     return edges
-
-
-def _fits(edges: set[Edge], ends: set[int]) -> bool:
-    return any(edge not in edges for edge in combinations(sorted(ends), 2))
-
-
-def _connected(size: int, edges: set[Edge]) -> bool:
-    try:
-        Graph(FROM_FILE, size, tuple(edges))
-    except GraphError:
-        return False
-    return True

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any, Literal, assert_never, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -79,20 +79,19 @@ class Mixing:
                 f"{self.graph.kind!r}: choose that graph, or matchings"
             )
         if self.given is not None:
-            self._check_given()
+            size = self.graph.size
+            if len(self.given) != size:
+                raise MixingError(
+                    f"a matrix for {size} workers has as many rows, not {len(self.given)}"
+                )
+            self.check()
 
     @property
     def period(self) -> int:
         """Number of different matrices."""
-        match self.kind:
-            case "matchings":
-                return pairing.rounds(self.graph.size) if self._complete else len(self._classes)
-            case "exponential":
-                return len(powers(self.graph.size))
-            case "metropolis" | "given":
-                return 1
-            case _:
-                assert_never(self.kind)
+        if self.kind == "matchings":
+            return pairing.rounds(self.graph.size) if self._complete else len(self._classes)
+        return len(powers(self.graph.size)) if self.kind == "exponential" else 1
 
     @property
     def drawn(self) -> bool:
@@ -102,20 +101,14 @@ class Mixing:
     @property
     def mutual(self) -> bool:
         """True if all matrices are symmetric: both ends of a link use the same weight."""
-        match self.kind:
-            case "matchings" | "metropolis":
-                return True
-            case "given":
-                rows = [dict(row) for row in self.given or ()]
-                return all(
-                    rows[other].get(worker) == weight
-                    for worker, row in enumerate(rows)
-                    for other, weight in row.items()
-                )
-            case "exponential":
-                return False
-            case _:
-                assert_never(self.kind)
+        if self.given is None:
+            return self.kind != "exponential"
+        rows = [dict(row) for row in self.given]
+        return all(
+            rows[other].get(worker) == weight
+            for worker, row in enumerate(rows)
+            for other, weight in row.items()
+        )
 
     def matching(self, step: int, living: Living = None) -> tuple[Edge, ...]:
         """The pairs that average in ``step``, sorted: disjoint neighbours, both living.
@@ -163,24 +156,19 @@ class Mixing:
                 return self._metropolis(worker, living)
             case "exponential":
                 return self._exponential(step, worker, living)
-            case "given":
+            case _:
                 row = dict((self.given or ())[worker])
                 return row if living is None else self._repaired(worker, row, living)
-            case _:
-                assert_never(self.kind)
 
     def receivers(self, step: int, worker: int, living: Living = None) -> tuple[int, ...]:
         """The other workers that take ``worker``'s weights in ``step``, so ``worker`` sends to
         them."""
-        match self.kind:
-            case "exponential":
-                near = self._exponential_near(step, worker)
-            case "given":
-                near = set(self._columns[worker])
-            case "matchings" | "metropolis":  # symmetric
-                near = set(self.weights(step, worker, living))
-            case _:
-                assert_never(self.kind)
+        if self.kind == "exponential":
+            near = self._exponential_near(step, worker)
+        elif self.given is not None:
+            near = set(self._columns[worker])
+        else:  # symmetric
+            near = set(self.weights(step, worker, living))
         return tuple(
             other
             for other in sorted(near - {worker})
@@ -223,21 +211,17 @@ class Mixing:
         graph with Laplacian L. For "exponential": the geometric mean over a period; 0 if a period
         averages exactly (the number of workers is a power of two).
         """
-        match self.kind:
-            case "matchings":
-                gap = spectrum.algebraic_connectivity(self.graph)
-                return max(0.0, 1 - gap / (2 * self.period))
-            case "exponential":
-                left = spectrum.exponential_factors(self.graph.size, self.period).max()
-                return float(left ** (2 / self.period)) if left > _ZERO else 0.0
-            case "metropolis" | "given":
-                if self.kind == "metropolis" and self._complete:
-                    return 0.0
-                size = self.graph.size
-                found = spectrum.second_singular(size, lambda worker: self.weights(0, worker))
-                return found**2 if found > _ZERO else 0.0
-            case _:
-                assert_never(self.kind)
+        size = self.graph.size
+        if self.kind == "matchings":
+            gap = spectrum.algebraic_connectivity(self.graph)
+            return max(0.0, 1 - gap / (2 * self.period))
+        if self.kind == "exponential":
+            left = spectrum.exponential_factors(size, self.period).max()
+            return float(left ** (2 / self.period)) if left > _ZERO else 0.0
+        if self.kind == "metropolis" and self._complete:
+            return 0.0
+        found = spectrum.second_singular(size, lambda worker: self.weights(0, worker))
+        return found**2 if found > _ZERO else 0.0
 
     def time(self, to: float = 0.01) -> int:
         """Steps until the root mean squared disagreement is at most ``to`` times its first value.
@@ -320,10 +304,11 @@ class Mixing:
             return {worker: HALF, (worker - stride) % size: HALF}
         # If a worker of this cycle is missing, the cycle falls into paths. A doubly stochastic
         # matrix on a path is symmetric, so the paths get Metropolis weights.
-        row: Row = {}
-        for other in self._exponential_near(step, worker):
-            if other in living and other != worker:
-                row[other] = Fraction(1, 3)
+        row = {
+            other: Fraction(1, 3)
+            for other in self._exponential_near(step, worker)
+            if other in living and other != worker
+        }
         return {worker: 1 - sum(row.values(), Fraction(0)), **row}
 
     def _whole(self, worker: int, stride: int, living: frozenset[int]) -> bool:
@@ -373,14 +358,6 @@ class Mixing:
         return cls(
             values["kind"], Graph(graph["kind"], graph["size"], listed), values["seed"], given
         )
-
-    def _check_given(self) -> None:
-        if len(self.given or ()) != self.graph.size:
-            raise MixingError(
-                f"a matrix for {self.graph.size} workers has as many rows, not "
-                f"{len(self.given or ())}"
-            )
-        self.check()
 
 
 def given(graph: Graph, path: str | Path) -> Mixing:

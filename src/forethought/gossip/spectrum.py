@@ -41,7 +41,7 @@ def algebraic_connectivity(graph: Graph) -> float:
             adjacency = sparse.coo_array((weights, (ones, others)), shape=(size, size))
             whole = (adjacency + adjacency.T).tocsr()
             degrees = np.asarray(whole.sum(axis=1)).ravel()
-            return float(_ends(sparse.diags_array(degrees) - whole)[0])
+            return _second(sparse.diags_array(degrees) - whole)
 
 
 def second_singular(size: int, row: Callable[[int], Mapping[int, Fraction]]) -> float:
@@ -63,7 +63,7 @@ def second_singular(size: int, row: Callable[[int], Mapping[int, Fraction]]) -> 
         values = np.linalg.svd(matrix.toarray() - 1 / size, compute_uv=False)
         return float(min(1.0, values[0]))
     gram = (matrix.T @ matrix).tocsr()
-    return math.sqrt(max(0.0, float(_ends(gram, smallest=False)[0])))
+    return math.sqrt(max(0.0, _second(gram, smallest=False)))
 
 
 def exponential_factors(size: int, steps: int) -> NDArray[np.float64]:
@@ -93,13 +93,15 @@ def _circulant_gap(size: int, strides: list[int]) -> float:
     return float(total.min())
 
 
-def _ends(matrix: sparse.csr_array, smallest: bool = True) -> NDArray[np.float64]:
-    """The second smallest (or largest) eigenvalue of a symmetric matrix, shape (1,); the all-ones
-    vector belongs to the smallest (or largest)."""
+def _second(matrix: sparse.csr_array, smallest: bool = True) -> float:
+    """The second smallest (or largest) eigenvalue of a symmetric matrix.
+
+    The all-ones vector belongs to the smallest (or largest).
+    """
     size = matrix.shape[0]
     if size <= _DENSE:
         values = np.linalg.eigvalsh(matrix.toarray())
-        return np.array([values[1] if smallest else values[-2]])
+        return float(values[1] if smallest else values[-2])
     start = np.random.Generator(np.random.PCG64(0)).standard_normal(size)
     values = eigsh(
         matrix,
@@ -110,4 +112,4 @@ def _ends(matrix: sparse.csr_array, smallest: bool = True) -> NDArray[np.float64
         return_eigenvectors=False,
         maxiter=100 * size,
     )
-    return np.array([values.max() if smallest else values.min()])
+    return float(values.max() if smallest else values.min())

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from itertools import accumulate
 from typing import Any, Literal, get_args
 
 from forethought.accounting import exact
@@ -285,10 +286,7 @@ def _noise_levels(gossip: Gossip) -> list[tuple[int, list[float]]]:
     change of a worker's noise."""
     begins = {0}
     for plan in gossip.plans:
-        before = 0
-        for part in plan.mechanism:
-            before += part.count
-            begins.add(before)
+        begins.update(accumulate(part.count for part in plan.mechanism))
     last = min(gossip.updates(worker) for worker in range(gossip.workers))
     found = []
     for begin in sorted(one for one in begins if one < last):

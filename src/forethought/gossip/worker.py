@@ -307,14 +307,16 @@ class Releasing:
         The rows of a period are cached, since fractions are slow.
         """
         mixing = self.gossip.mixing
-        place = step if mixing.drawn else step % mixing.period
+        if mixing.drawn:
+            other = mixing.partner(step, self.me, living)
+            return ((), {}) if other is None else ((other,), {other: 0.5})
+        place = step % mixing.period
         found = self._matrices.get(place)
         if found is None:
             row = mixing.weights(place, self.me, living)
             sources = {other: float(part) for other, part in row.items() if other != self.me}
-            found = (mixing.receivers(place, self.me, living), sources)
-            if not mixing.drawn:
-                self._matrices[place] = found
+            found = mixing.receivers(place, self.me, living), sources
+            self._matrices[place] = found
         return found
 
     def _hear(self, peer: int, updates: int) -> None:

@@ -152,6 +152,18 @@ def _addmm(use: Use) -> Terms:
         yield "input", Dense(use.reduced(use.gradient, "input"))
 
 
+def _addmm_on_the_batch(
+    mode: VmapMode, func: Any, input: Tensor, mat1: Tensor, mat2: Tensor, **scales: Any
+) -> Any:
+    # GPT-2's linear maps: a bias, and a weight that is stored with its inputs first.
+    if scales or not boundary.is_lane(mat1) or mat1.dim() != 2 or input.dim() != 1:
+        return NotImplemented
+    return _linear_on_the_batch(mode, F.linear, mat1, mat2.t(), input)
+
+
+register_physical(_addmm_on_the_batch, torch.addmm, torch.Tensor.addmm)
+
+
 @_rule("bilinear", "input1 input2 weight bias", "weight bias", "input1 input2", F.bilinear)
 def _bilinear(use: Use) -> Terms:
     gradient = wide(_rows(use.gradient))

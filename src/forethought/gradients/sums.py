@@ -256,18 +256,21 @@ def fast_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None
     return found
 
 
-def product_in_blocks(one: Tensor, other: Tensor, length: int) -> Tensor:
+def product_in_blocks(
+    one: Tensor, other: Tensor, length: int, result: Tensor | None = None
+) -> Tensor:
     """one @ other as float64, shapes (m, T), (T, n): products over ``length`` of T, added in turn.
 
-    The products are in the precision of ``one``.
+    The products are in the precision of ``one``. They are written into ``result``, if it is given.
     """
     (rows, total), columns = one.shape, other.shape[1]
+    if result is None:
+        result = one.new_empty(rows, columns, dtype=torch.float64)
     if _large(one, other) and not one.is_contiguous():
         # oneDNN's operator copies its first matrix into rows: let that be the smaller one.
         if other.numel() < one.numel():
-            return product_in_blocks(other.t(), one.t(), length).t().contiguous()
+            return product_in_blocks(other.t(), one.t(), length, result.t()).t()
         one = one.contiguous()
-    result = one.new_empty(rows, columns, dtype=torch.float64)
     # On the CPU a few rows at a time are still in the cache when they are converted; other devices
     # take all at once. One buffer: new memory for every block costs as much as the products.
     step = max(FEW_ROWS, CACHED // max(1, columns)) if one.device.type == "cpu" else rows

@@ -13,7 +13,7 @@ import random
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
@@ -69,12 +69,16 @@ class SerialDriver:
         try:
             step()
         except BaseException as error:
-            self._failure = error
-            self._over.set()
+            self.fail(error)
             return
         if self._driver.done is not None:
             self._over.set()
         self._set_timer()
+
+    def fail(self, error: BaseException) -> None:
+        """Note what failed; nothing more is done, and :meth:`check` raises it."""
+        self._failure = self._failure or error
+        self._over.set()
 
     def check(self) -> None:
         """Raise the exception of the step that failed, if any."""
@@ -162,10 +166,6 @@ class Driver:
     def connected(self) -> None:
         """Handle that the connection to the other side is open."""
         self.handle(on.Connected(self.clock()))
-
-    def disconnected(self) -> None:
-        """Handle that the connection to the other side is lost."""
-        self.handle(on.Disconnected(self.clock()))
 
     def stopped(self) -> None:
         """Handle that the owner ends this machine for good."""
@@ -363,11 +363,14 @@ class Outbox:
         self._closed = True
         self._something.set()
 
-    async def get(self) -> bytes | None:
-        """The next frame; None when closed and empty."""
+    def __aiter__(self) -> Outbox:
+        return self
+
+    async def __anext__(self) -> bytes:
+        """The next frame; the end when closed and empty."""
         while not self._frames:
             if self._closed:
-                return None
+                raise StopAsyncIteration
             self._something.clear()
             await self._something.wait()
         return self._frames.pop(0)[1]
@@ -412,11 +415,31 @@ class FrameStream(Protocol):
 Connect: TypeAlias = Callable[[int], AbstractAsyncContextManager[FrameStream]]
 
 
-async def written(outbox: Outbox, stream: FrameStream) -> None:
-    """Write the frames of an outbox to a stream, until the outbox is closed."""
-    while (frame := await outbox.get()) is not None:
-        await stream.write(frame)
-    await stream.finish()
+async def both_ways(
+    stream: FrameStream, outbox: Outbox, reading: Coroutine[Any, Any, None]
+) -> None:
+    """Write the frames of an outbox to a stream, and read beside, until one of the two ends."""
+
+    async def written() -> None:
+        async for frame in outbox:
+            await stream.write(frame)
+        await stream.finish()
+
+    tasks = [asyncio.create_task(one) for one in (written(), reading)]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+def in_loop(
+    loop: asyncio.AbstractEventLoop | None, step: Callable[..., object], *values: object
+) -> None:
+    """Have a loop call a function, from any thread; does nothing before it runs and after."""
+    if loop is not None:
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            loop.call_soon_threadsafe(step, *values)
 
 
 async def reconnecting(
@@ -483,7 +506,13 @@ class FederationClient:
             Exception: an error in a write or a computation; a new process goes on from the ledger.
         """
         self._loop = asyncio.get_running_loop()
-        talking = asyncio.create_task(self._talk(leave))
+        talking = asyncio.create_task(
+            reconnecting(
+                lambda: self._connection(leave),
+                self._back_off,
+                lambda: self._ending or self.driver.done is not None,
+            )
+        )
         try:
             await self._guard.until(stop)
             self._ending = True
@@ -502,29 +531,17 @@ class FederationClient:
             await asyncio.sleep(0)
         self._guard.check()
 
-    async def _talk(self, leave: bool) -> None:
-        await reconnecting(
-            lambda: self._connection(leave),
-            self._back_off,
-            lambda: self._ending or self.driver.done is not None,
-        )
-
     async def _connection(self, leave: bool) -> None:
         """One connection from its beginning to its end."""
         async with self._connect(self.driver.endpoint.most_bytes) as stream:
             outbox = self._outbox = Outbox()
-            writer = asyncio.create_task(written(outbox, stream))
             self.connections, self.connected = self.connections + 1, True
             try:
                 self._guard.do(self.driver.stopped if leave else self.driver.connected)
-                reader = asyncio.create_task(self._read(stream))
-                await asyncio.wait((reader, writer), return_when=asyncio.FIRST_COMPLETED)
-                reader.cancel()
+                await both_ways(stream, outbox, self._read(stream))
             finally:
                 self.connected, self._outbox = False, None
                 outbox.close()
-                writer.cancel()
-                self._guard.do(self.driver.disconnected)
 
     async def _read(self, stream: FrameStream) -> None:
         while (data := await stream.read()) is not None:
@@ -547,21 +564,10 @@ class FederationClient:
         try:
             done = self.compute(asked)
         except BaseException as error:
-            outcome = _raising(error)
+            in_loop(self._loop, self._guard.fail, error)
         else:
-            if done is None:
-                return
-            outcome = lambda: self.driver.handle(done)  # noqa: E731
-        with contextlib.suppress(RuntimeError):  # a second signal has ended the loop
-            if self._loop is not None:
-                self._loop.call_soon_threadsafe(self._guard.do, outcome)
-
-
-def _raising(error: BaseException) -> Callable[[], None]:
-    def outcome() -> None:
-        raise error
-
-    return outcome
+            if done is not None:
+                in_loop(self._loop, self._guard.do, lambda: self.driver.handle(done))
 
 
 CarryClient: TypeAlias = Callable[
@@ -587,24 +593,20 @@ def over_streams(
         make: Callable[[Send, Begin], ClientDriver], compute: Callable[[Compute], Computed | None]
     ) -> ClientDriver:
         client = FederationClient(connect, make, compute)
-        asyncio.run(_until_done(client, leave, look))
+
+        def show() -> None:
+            if look is not None:
+                look(client.driver, client.connected)
+
+        async def until_done() -> None:
+            stop = asyncio.Event()
+            async with stop_on_signals(stop), shown(show):
+                await client.run(stop, leave)
+
+        asyncio.run(until_done())
         return client.driver
 
     return carry
-
-
-async def _until_done(
-    client: FederationClient,
-    leave: bool,
-    look: Callable[[ClientDriver, bool], None] | None,
-) -> None:
-    def show() -> None:
-        if look is not None:
-            look(client.driver, client.connected)
-
-    stop = asyncio.Event()
-    async with stop_on_signals(stop), shown(show):
-        await client.run(stop, leave)
 
 
 @contextlib.asynccontextmanager

@@ -463,22 +463,18 @@ class _Node:
     def _run(self) -> None:
         try:
             with _fleet(self._superlink, self._certificates, self._key) as fleet:
-                self._call(self._opened.set_result, None)
+                driving.in_loop(self._loop, self._opened.set_result, None)
                 self._take_part(fleet)
         except BaseException as error:
             failed = ConnectionError(f"{self._superlink}: {error}")
-            self._call(self._failed, failed)
-        self._call(self._come.put_nowait, None)
-        self._call(self._sent.set)
-        self._call(self._taken.set)
+            driving.in_loop(self._loop, self._failed, failed)
+        driving.in_loop(self._loop, self._come.put_nowait, None)
+        driving.in_loop(self._loop, self._sent.set)
+        driving.in_loop(self._loop, self._taken.set)
 
     def _failed(self, error: ConnectionError) -> None:
         if not self._opened.done():
             self._opened.set_exception(error)
-
-    def _call(self, function: Callable[..., object], *values: object) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed
-            self._loop.call_soon_threadsafe(function, *values)
 
     def _take_part(self, fleet: _Fleet) -> None:
         waiting: list[Message] = []  # open requests
@@ -499,11 +495,11 @@ class _Node:
                 waiting = [one for one in waiting if one.metadata.run_id == run]
                 waiting.append(request)
                 for frame in frames:
-                    self._call(self._come.put_nowait, frame)
+                    driving.in_loop(self._loop, self._come.put_nowait, frame)
             while len(waiting) > 1 or (waiting and self._going):
                 frames = [self._going.popleft() for _ in range(len(self._going))]
                 fleet.reply(waiting.pop(0), frames)
-                self._call(self._taken.set)
+                driving.in_loop(self._loop, self._taken.set)
                 pause.reset()
             if self._finishing and not self._going:
                 for one in waiting:

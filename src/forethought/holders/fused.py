@@ -10,10 +10,9 @@ noise is not drawn, so nothing here is a release of a client, and no statement m
 from __future__ import annotations
 
 import math
-import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -29,7 +28,7 @@ from forethought.gradients.boundary import Generators, turns
 from forethought.gradients.clipped import clipped_sum
 from forethought.holders.simulator import OVERHEAD, LogNormal, Result, SimulatedStar, Times, Work
 from forethought.holders.trainer import Holder, SharedModel
-from forethought.holders.workers import PROCESSES, Pool, processes
+from forethought.holders.workers import PROCESSES, Pool, ask, processes
 from forethought.rounds import randomness
 from forethought.rounds.contributions import Loss, accumulate
 from forethought.rounds.private_sum import generator_of, input_hash
@@ -210,10 +209,8 @@ def _sizes(
     """The expected records of each update, relative to the mean update of the client's plan."""
     if all(len(plan.mechanism.rounds) == 1 for plan in federation.plans):
         return 1.0
-    found: dict[tuple[int, int], float] = {}
     keys = [(federation.members[k].plan, i) for k, i in zip(clients, rounds.tolist(), strict=True)]
-    for place, index in dict.fromkeys(keys):
-        found[place, index] = federation.relative_size(federation.plans[place], index)
+    found = {key: federation.relative_size(federation.plans[key[0]], key[1]) for key in set(keys)}
     return np.array([found[key] for key in keys])
 
 
@@ -232,15 +229,13 @@ class AllRecords:
         self.starts = np.cumsum([0, *sizes[:-1]])
         self._records = records
         self._whole: TensorRecords | None = None
-        if all(isinstance(one, TensorRecords) for one in records):
-            tensors = [one for one in records if isinstance(one, TensorRecords)]
-            if len({(one.inputs.shape[1:], one.inputs.dtype) for one in tensors}) == 1:
-                self._whole = TensorRecords(
-                    torch.cat([one.inputs for one in tensors]),
-                    torch.cat([one.targets for one in tensors]),
-                    device,
-                )
-                self._records = ()
+        tensors = [one for one in records if isinstance(one, TensorRecords)]
+        kinds = {(one.inputs.shape[1:], one.inputs.dtype) for one in tensors}
+        if len(tensors) == len(records) and len(kinds) == 1:
+            inputs = torch.cat([one.inputs for one in tensors])
+            targets = torch.cat([one.targets for one in tensors])
+            self._whole = TensorRecords(inputs, targets, device)
+            self._records = ()
 
     def take(self, indices: randomness.Indices) -> tuple[Any, Any]:
         """Inputs and targets of the records with these indices, in this order; at least one."""
@@ -357,7 +352,8 @@ class Cohort:
         most = lead.micro_batch or PASS
         if most > UNIT:
             most -= most % UNIT
-        self._pass = Pass(shared.model, lead.loss, self._joined, lead.plan.clip, most)
+        make = partial(Pass, shared.model, lead.loss, self._joined, lead.plan.clip, most)
+        self._pass = make()
         self._noise = randomness.BoundNoise(secrets.noise, "cohort")
         self._secret, self._sampling = (
             secrets.sampling,
@@ -367,7 +363,7 @@ class Cohort:
         self._first = step_sizes(federation.plan(0))
         self._pool: Pool | None = None
         if workers:
-            self._pool = processes(workers, _begin, self._pass, engine)
+            self._pool = processes(workers, make, engine)
         self._work: Work | None = None
 
     def __enter__(self) -> Cohort:
@@ -489,7 +485,7 @@ class Cohort:
     def _computed(self, tasks: Sequence[tuple[float, Any]]) -> Sequence[NDArray[np.float64]]:
         if self._pool is None:
             return [self._pass.summed(*task) for _, task in tasks]
-        begun = [self._pool.submit(_summed, *task) for _, task in tasks]
+        begun = [self._pool.submit(ask, "summed", *task) for _, task in tasks]
         return [one.result() for one in begun]
 
 
@@ -509,17 +505,3 @@ class CohortPart:
     chosen: Round
     factor: float
     pull: float
-
-
-_own: Pass | None = None
-
-
-def _begin(packed: bytes) -> None:
-    global _own
-    torch.set_num_threads(1)
-    _own = pickle.loads(packed)
-
-
-def _summed(*task: Any) -> NDArray[np.float64]:
-    assert _own is not None
-    return _own.summed(*task)

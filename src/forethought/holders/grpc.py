@@ -314,7 +314,7 @@ class FederationServer:
         self.heard.connected.add(place)
         reader = asyncio.create_task(self._read(requests, place, outbox))
         try:
-            while (frame := await outbox.get()) is not None:
+            async for frame in outbox:
                 yield frame
         finally:
             reader.cancel()
@@ -501,7 +501,7 @@ class SiteLinks:
     def send(self, to: int, message: Any) -> None:
         """See Links."""
         if to in self._outboxes:
-            self._in_loop(self._put, to, self.endpoint.seal(to, message))
+            driving.in_loop(self._loop, self._put, to, self.endpoint.seal(to, message))
 
     def heard(self, peer: int) -> float | None:
         """See Links."""
@@ -510,7 +510,7 @@ class SiteLinks:
     def finish(self) -> None:
         """See Links."""
         self._finished = 1
-        self._in_loop(self._say_all)
+        driving.in_loop(self._loop, self._say_all)
 
     def over(self, peer: int) -> bool:
         """See Links."""
@@ -520,14 +520,9 @@ class SiteLinks:
         """See Links."""
         self._flush = seconds
         if self._ending is not None:
-            self._in_loop(self._ending.set)
+            driving.in_loop(self._loop, self._ending.set)
         if self._thread is not None:
             self._thread.join(seconds + 5.0)
-
-    def _in_loop(self, step: Callable[..., object], *values: object) -> None:
-        if self._loop is not None:
-            with contextlib.suppress(RuntimeError):  # the loop has ended
-                self._loop.call_soon_threadsafe(step, *values)
 
     # ---- in the event loop
 
@@ -564,7 +559,7 @@ class SiteLinks:
             outbox = self._open(peer)
             reader = asyncio.create_task(self._read(requests, peer, outbox, deliver))
             try:
-                while (frame := await outbox.get()) is not None:
+                async for frame in outbox:
                     yield frame
             finally:
                 reader.cancel()
@@ -587,13 +582,10 @@ class SiteLinks:
         async def connection() -> None:
             async with connect(self.endpoint.most_bytes) as stream:
                 outbox = self._open(peer)
-                writer = asyncio.create_task(driving.written(outbox, stream))
-                reader = asyncio.create_task(self._read(_frames(stream), peer, outbox, deliver))
+                reading = self._read(_frames(stream), peer, outbox, deliver)
                 try:
-                    await asyncio.wait((reader, writer), return_when=asyncio.FIRST_COMPLETED)
+                    await driving.both_ways(stream, outbox, reading)
                 finally:
-                    reader.cancel()
-                    writer.cancel()
                     self._shut(peer, outbox)
 
         await driving.reconnecting(connection, self._back_off)

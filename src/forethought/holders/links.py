@@ -204,8 +204,7 @@ class Pace:
     deadline: float | None = None
 
     def __post_init__(self) -> None:
-        for name in ("exchange", "answer", "patience", "meet", "quiet", "linger", "deadline"):
-            value = getattr(self, name)
+        for name, value in vars(self).items():
             if value is not None and not value >= 0:
                 raise ValueError(f"{name} is a number of seconds, not {value!r}")
 
@@ -610,10 +609,9 @@ class Launched:
             raise PeersError(
                 f"{self.size} processes for {gossip.workers} workers: start as many as it has"
             )
-        gossips: list[Any] = [None] * self.size
-        lengths: list[Any] = [None] * self.size
-        distributed.all_gather_object(gossips, replace(gossip, start="").to_dict())
-        distributed.all_gather_object(lengths, len(own))
+        held: list[Any] = [None] * self.size
+        distributed.all_gather_object(held, (replace(gossip, start="").to_dict(), len(own)))
+        gossips, lengths = zip(*held, strict=True)
         for rank, other in enumerate(gossips):
             differs = sorted(
                 name

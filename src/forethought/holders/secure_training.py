@@ -142,6 +142,7 @@ class ReportedAverage:
     def __init__(self, federation: Federation, layout: Layout, weights: Vector) -> None:
         self._newest = torch.from_numpy(np.array(weights, dtype=np.float32))
         parts = layout.views(self._newest)
+        self._layout = layout
         self._average = IterateAverage(federation.averaging, parts, federation.rounds)
 
     @classmethod
@@ -163,11 +164,7 @@ class ReportedAverage:
     def restore(self, weights: Vector) -> None:
         """Continue from this average."""
         flat = torch.from_numpy(np.array(weights, dtype=np.float32))
-        start = 0
-        for part in self._average.values.values():
-            end = start + part.numel()
-            part.copy_(flat[start:end].view_as(part))
-            start = end
+        self._average.restore(self._layout.views(flat))
 
 
 # (round, sender, message) → True if it is lost; its sender then misses the rest of the round.

@@ -23,6 +23,7 @@ from forethought.exchange.events import ClientRelease
 from forethought.exchange.messages import Model, Vector, decode, encode
 from forethought.exchange.storage import FolderStorage, RecordLog
 from forethought.federated.federation import Federation, FederationError
+from forethought.federated.sizes import released
 from forethought.federated.steps import Moments, moved
 from forethought.gossip.gossip import Gossip
 from forethought.gossip.worker import Machine
@@ -32,7 +33,7 @@ from forethought.holders.fused import LAW, Cohort, cohorts, require_fusible, sim
 from forethought.holders.secure_training import RELEASED, STATE, ReportedAverage, train_securely
 from forethought.holders.simulator import rehearsed
 from forethought.holders.topology import Topology, topology_of
-from forethought.holders.trainer import Holder, SharedModel, released
+from forethought.holders.trainer import Holder, SharedModel
 from forethought.holders.workers import PROCESSES, InProcess, Workers, address_of
 from forethought.rounds.contributions import Loss, check_loss, default_loss
 from forethought.rounds.randomness import Secrets, Seeds
@@ -278,11 +279,6 @@ class Recorded:
         self.trainers = make(states)
         self._works: dict[int, simulator.Work] = {}
         self._kept: set[tuple[int, int]] = set()
-
-    @property
-    def known(self) -> int:
-        """The number of recorded updates that were not requested yet."""
-        return len(self._known)
 
     def begin(self, work: simulator.Work) -> None:
         """Begin the work, unless its result is in the record."""

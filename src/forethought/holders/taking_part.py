@@ -24,13 +24,13 @@ from forethought.exchange.storage import (
     LEDGER,
     ClientLedger,
     FolderStorage,
-    LedgerState,
     MemberWitness,
 )
 from forethought.federated.client import ClientMachine
 from forethought.federated.federation import Federation, FederationError, require_roster
 from forethought.federated.secure_aggregation.client import SecureClient
 from forethought.federated.secure_aggregation.masking import Ring, SecureAggregation, to_ring
+from forethought.federated.sizes import released
 from forethought.federated.statements import Policy
 from forethought.gossip.gossip import Gossip, GossipError
 from forethought.gossip.statements import worker_statement
@@ -45,7 +45,6 @@ from forethought.holders.trainer import (
     SharedModel,
     own_secrets,
     randomness_of,
-    released,
 )
 from forethought.ledger.book import unit_of
 from forethought.rounds.contributions import Loss
@@ -315,16 +314,15 @@ def take_part_as_client(
     me = roster.place(keys.identity.name)
     require_member(keys, roster, me)
     require_architecture(shared, federation)
-    share.require(federation, me)
     policy.require(federation, me)
     topology = StarTopology(federation)
     server = {SERVER: bytes.fromhex(roster.server.public_key)}
     with _part(topology, me, shared, share, folder, keys, server, federation.parameters) as part:
         trainer, ledger = part.trainer, part.ledger
         if federation.secure is None:
-            machine = ClientMachine(federation, me, ledger.read(), policy, time.time_ns())
+            machine = ClientMachine(federation, me, ledger.read(), life=time.time_ns())
         else:
-            machine = _behind_masks(federation, me, ledger.read(), policy, keys, roster, trainer)
+            machine = _behind_masks(federation, part, roster)
 
         def compute(asked: Compute) -> Computed | None:
             found: Result | None
@@ -356,20 +354,12 @@ def take_part_as_client(
         )
 
 
-def _behind_masks(
-    federation: Federation,
-    me: int,
-    ledger: LedgerState,
-    policy: Policy,
-    keys: Keys,
-    roster: Roster,
-    trainer: ClientTrainer,
-) -> ClientMachine:
+def _behind_masks(federation: Federation, part: _Part, roster: Roster) -> ClientMachine:
     """A machine that masks its updates, with keys that the members of the roster sign."""
     bits = SecureAggregation.from_dict(federation.secure or {}).bits
 
     def elements(number: int) -> Ring:
-        noised = trainer.noised
+        noised = part.trainer.noised
         if noised is None or noised.round.index != number:
             raise FederationError(f"update {number} is not the last one that was computed")
         one = noised.round
@@ -378,12 +368,11 @@ def _behind_masks(
 
     return SecureClient(
         federation,
-        me,
-        ledger,
-        policy,
-        time.time_ns(),
+        part.me,
+        part.ledger.read(),
+        life=time.time_ns(),
         elements=elements,
-        sign=keys.signing.sign,
+        sign=part.keys.signing.sign,
         verify=roster.signed,
     )
 

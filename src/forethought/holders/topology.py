@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from forethought.accounting.statement import Randomness, Statement
 from forethought.federated import statements as of_clients
@@ -145,12 +145,14 @@ class GraphTopology(_Topology):
         view: int = 0,
     ) -> Statement:
         """A worker's statement against the adversary ``views[view]``."""
-        made: dict[str, Any] = {
-            "transcript": transcript,
-            "randomness": randomness,
-            "not_covered": not_covered,
-        }
-        return of_workers.worker_statement(self.agreed, worker, self.views[view], **made)
+        return of_workers.worker_statement(
+            self.agreed,
+            worker,
+            self.views[view],
+            transcript=transcript,
+            randomness=randomness,
+            not_covered=not_covered,
+        )
 
 
 Topology = StarTopology | GraphTopology

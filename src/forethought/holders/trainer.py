@@ -13,7 +13,6 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -23,6 +22,7 @@ from safetensors.torch import load, save
 from forethought.accounting.statement import Randomness
 from forethought.exchange.messages import Vector
 from forethought.exchange.storage import LEDGER
+from forethought.federated.sizes import values_of
 from forethought.holders.simulator import HolderError, Result
 from forethought.rounds import private_sum
 from forethought.rounds.contributions import Loss, require_images
@@ -34,8 +34,6 @@ from forethought.training.records import warn_of_another_model
 from forethought.values.mechanism import Correlated, LocalRounds, Persons, Sampling, first_round
 from forethought.values.plan import Plan, Transcript, step_sizes
 
-# Name of the JSON in a state's tensors.
-_VALUES = "values"
 # The header of a placeholder in a state without tensors: one zero.
 _NONE = {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}
 
@@ -253,7 +251,7 @@ class ClientTrainer:
             "optimizer": values,
             **({"norms": self.norms} if self.holder.sized else {}),
         }
-        metadata = {_VALUES: json.dumps(held)}
+        metadata = {"values": json.dumps(held)}
         if not tensors:
             return _without_tensors(metadata)
         own = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
@@ -289,7 +287,7 @@ def compute_together(
     trainers: Sequence[ClientTrainer],
     rounds: Sequence[int],
     weights: Vector,
-    samplings: Sequence[Sampling | None] | None = None,
+    samplings: Sequence[Sampling | None],
 ) -> list[Result]:
     """Compute one update of each of several clients that share a model, on the same weights.
 
@@ -308,30 +306,13 @@ def compute_together(
     with lead.private:
         sums = [
             one.private.open(first_round(one.local_rounds, round), sampling)
-            for one, round, sampling in zip(
-                trainers, rounds, samplings or [None] * len(trainers), strict=True
-            )
+            for one, round, sampling in zip(trainers, rounds, samplings, strict=True)
         ]
         private_sum.add_together(sums, shared.model, [one.holder.records for one in trainers])
         return [
             one.finished(round, total, weights)
             for one, round, total in zip(trainers, rounds, sums, strict=True)
         ]
-
-
-def values_of(state: bytes) -> dict[str, Any]:
-    """The plain values in a trainer's state."""
-    length = int.from_bytes(state[:8], "little")
-    header = json.loads(state[8 : 8 + length])
-    values: dict[str, Any] = json.loads(header["__metadata__"][_VALUES])
-    return values
-
-
-def released(state: bytes) -> Transcript:
-    """The releases of a client, from the last state in its ledger; b"": none."""
-    if not state:
-        return Transcript()
-    return Transcript.from_values(values_of(state)["transcript"])
 
 
 def own_secrets(folder: Path, seeds: Seeds, refusal: type[ValueError]) -> RunSecrets:

@@ -7,7 +7,8 @@ import multiprocessing
 import pickle
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
-from typing import TypeAlias
+from functools import partial
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -93,7 +94,7 @@ class InProcess:
         if client not in self._results:
             works, self._works = self._works, []
             for group in groups_of(works, self._clients):
-                self.compute(group)
+                self._results |= self.compute(group)
         return self._results.pop(client)
 
     def done(self) -> dict[int, Result]:
@@ -107,15 +108,11 @@ class InProcess:
             done = self._trainer(work.client).compute_part(
                 work.round, work.weights, work.part, work.parts
             )
-            last = {} if done is None else {work.client: done}
-            self._results |= last
-            return last
+            return {} if done is None else {work.client: done}
         trainers = [self._trainer(work.client) for work in group]
         places, samplings = zip(*((w.round, w.sampling) for w in group), strict=True)
         found = compute_together(trainers, places, group[0].weights, samplings)
-        own = {work.client: one for work, one in zip(group, found, strict=True)}
-        self._results |= own
-        return own
+        return {work.client: one for work, one in zip(group, found, strict=True)}
 
     def _trainer(self, client: int) -> ClientTrainer:
         trainer = self._made.get(client)
@@ -132,9 +129,6 @@ class InProcess:
 
 # Trainers in several processes, with the same bits as in one: one process computes all updates of
 # a client, in order and on one thread, and the choice of the process does not change them.
-_own: InProcess | None = None
-
-
 class Workers:
     """Trainers in several processes; see :class:`forethought.holders.simulator.Trainers`.
 
@@ -176,9 +170,16 @@ class Workers:
                 if block_of(client, len(holders)) % count == rank
             }
             known = {client: state for client, state in (states or {}).items() if client in own}
-            options = {"gradients": gradients, "states": known, "clients": len(holders)}
-            brought = shared.model, own, local_rounds, options
-            self._pools.append(processes(1, _begin, brought, engine))
+            make = partial(
+                InProcess,
+                shared,
+                own,
+                local_rounds,
+                gradients=gradients,
+                states=known,
+                clients=len(holders),
+            )
+            self._pools.append(processes(1, make, engine))
 
     def __enter__(self) -> Workers:
         return self
@@ -198,7 +199,7 @@ class Workers:
             works, self._works = self._works, []
             for group in groups_of(works, self._clients):
                 block = block_of(group[0].client, self._clients)
-                future = self._pools[block % len(self._pools)].submit(_compute, group)
+                future = self._pools[block % len(self._pools)].submit(ask, "compute", group)
                 for work in group:
                     self._futures[work.client] = future
         if client in self._futures:
@@ -232,10 +233,8 @@ def address_of(engine: str) -> str | None:
     return address or None
 
 
-def processes(
-    count: int, begin: Callable[[bytes], None], brought: object, engine: str = PROCESSES
-) -> Pool:
-    """Start processes that each call ``begin`` first, with the pickled ``brought``.
+def processes(count: int, make: Callable[[], object], engine: str = PROCESSES) -> Pool:
+    """Start processes that each hold what ``make``, which is pickled, makes there; see :func:`ask`.
 
     Args:
         engine: "processes": on this machine; "ray": of a new Ray cluster on it; "ray:ADDRESS": of
@@ -247,28 +246,27 @@ def processes(
     """
     address = address_of(engine)
     try:
-        packed = pickle.dumps(brought)
+        packed = pickle.dumps(make)
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         raise HolderError(
             f"model, loss or records cannot be sent to a worker process ({error}): define "
             "them at the top level of a module, or use workers=0"
         ) from None
     if engine != PROCESSES:
-        return Actors(address, count, begin, packed)
+        return Actors(address, count, _begin, packed)
     context = multiprocessing.get_context("spawn")
-    return ProcessPoolExecutor(count, mp_context=context, initializer=begin, initargs=(packed,))
+    return ProcessPoolExecutor(count, mp_context=context, initializer=_begin, initargs=(packed,))
+
+
+_own: Any = None
 
 
 def _begin(packed: bytes) -> None:
     global _own
     torch.set_num_threads(1)
-    model, holders, local_rounds, options = pickle.loads(packed)
-    _own = InProcess(SharedModel(model), holders, local_rounds, **options)
+    _own = pickle.loads(packed)()
 
 
-def _compute(group: list[Work]) -> dict[int, Result]:
-    if _own is None:
-        raise RuntimeError("this worker process was not begun")
-    found = _own.compute(group)
-    _own.done().clear()
-    return found
+def ask(method: str, *values: Any) -> Any:
+    """Call a method of what this process holds."""
+    return getattr(_own, method)(*values)

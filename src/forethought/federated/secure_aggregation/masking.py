@@ -112,12 +112,17 @@ def unpack(content: bytes, bits: int, size: int) -> Ring:
     width = -(-bits // 8)
     if len(content) != width * size:
         raise ValueError(f"{len(content)} bytes where {size} elements of {width} bytes belong")
-    wide = np.zeros((size, 8), np.uint8)
-    wide[:, :width] = np.frombuffer(content, np.uint8).reshape(size, width)
-    elements = wide.reshape(-1).view("<u8").astype(np.uint64)
+    elements = _widened(content, width)
     if (elements > mask(bits)).any():
         raise ValueError(f"an element outside the ring of 2^{bits}")
     return elements
+
+
+def _widened(content: bytes, width: int) -> Ring:
+    """Numbers of ``width`` bytes each, low byte first, as uint64."""
+    wide = np.zeros((len(content) // width, 8), np.uint8)
+    wide[:, :width] = np.frombuffer(content, np.uint8).reshape(-1, width)
+    return wide.reshape(-1).view("<u8").astype(np.uint64)
 
 
 def overflow_chance(
@@ -412,10 +417,7 @@ def add_mask(into: Ring, key: bytes, sign: int, bits: int) -> None:
     width = -(-bits // 8)
     for start in range(0, len(into), _CHUNK):
         part = into[start : start + _CHUNK]
-        drawn = np.frombuffer(stream.update(bytes(width * len(part))), np.uint8)
-        wide = np.zeros((len(part), 8), np.uint8)
-        wide[:, :width] = drawn.reshape(-1, width)
-        elements = wide.reshape(-1).view("<u8").astype(np.uint64) & mask(bits)
+        elements = _widened(stream.update(bytes(width * len(part))), width) & mask(bits)
         if sign > 0:
             part += elements
         else:

@@ -172,16 +172,12 @@ Sign = Callable[[bytes], bytes]
 Verify = Callable[[int, bytes, bytes], bool]
 
 
-class _NewcomerError(masking.SecureAggregationError):
-    """A roster with a client that was not in the roster with which the sum was first masked."""
+class _AnsweredError(masking.SecureAggregationError):
+    """A message of the server that is refused, with an answer to it."""
 
-
-class _SealError(masking.SecureAggregationError):
-    """Shares that cannot be unsealed: their sender or the recipient violates the protocol."""
-
-    def __init__(self, sender: int, error: ValueError) -> None:
-        super().__init__(f"the shares of client {sender}: {error}")
-        self.sender = sender
+    def __init__(self, text: str, answer: Any) -> None:
+        super().__init__(text)
+        self.answer = answer
 
 
 class Participant:
@@ -284,15 +280,8 @@ class Participant:
             return step(message)
         except ValueError as error:
             alarm: list[Effect] = [Alarm("secure-refused", f"round {self.round}: {error}")]
-            if isinstance(error, _SealError):
-                accused = _integers([error.sender])
-                return [
-                    *alarm,
-                    *self._say(MaskShares(self.number, self.round, self.attempt, accused, b"")),
-                ]
-            if not isinstance(error, _NewcomerError):
-                return alarm
-            return [*alarm, *self._say(no_part(self.number, self.round, self.attempt))]
+            answer = self._say(error.answer) if isinstance(error, _AnsweredError) else []
+            return [*alarm, *answer]
 
     def _on_roster(self, message: MaskRoster) -> list[Effect]:
         clients = _clients(message.clients)
@@ -309,9 +298,10 @@ class Participant:
                 f"a roster of {len(clients)} clients, the federation asks {self.settings.clients}"
             )
         if self._within is not None and not self._within.issuperset(clients):
-            raise _NewcomerError(
+            raise _AnsweredError(
                 "its sum left behind the masks of other clients before: with somebody new it could "
-                "be opened twice, and its noise would count once"
+                "be opened twice, and its noise would count once",
+                no_part(self.number, self.round, self.attempt),
             )
         keys = pieces(message.keys, KEYS_BYTES, len(clients))
         roster = dict(zip(clients, keys, strict=True))
@@ -365,7 +355,11 @@ class Participant:
             try:
                 content = masking.unseal(key, sealed, self._about(client, self.me))
             except ValueError as error:
-                raise _SealError(client, error) from None
+                accused = _integers([client])
+                raise _AnsweredError(
+                    f"the shares of client {client}: {error}",
+                    MaskShares(self.number, self.round, self.attempt, accused, b""),
+                ) from None
             held[client] = (content[:SHARE_BYTES], content[SHARE_BYTES:])
         self._held = held
         return self._mask_if_ready()

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from forethought.federated.federation import Federation
 from forethought.federated.secure_aggregation import masking
+from forethought.federated.steps import TAIL
 from forethought.values.mechanism import Mechanism, Rounds
 from forethought.values.plan import Plan, grid
 
@@ -15,8 +16,6 @@ from forethought.values.plan import Plan, grid
 _UPWARD = 1 + 1e-9
 # Permitted probability that in a whole federation some sum overflows the ring and spoils a round.
 _OVERFLOW = 1e-9
-# P(batch size − mean > √(2·mean·TAIL) + TAIL) < e^−TAIL.
-_TAIL = 45.0
 
 
 def secured(federation: Federation, settings: masking.SecureAggregation) -> Federation:
@@ -60,8 +59,9 @@ def require_room(federation: Federation, settings: masking.SecureAggregation) ->
         SecureAggregationError: the ring is too small; the message names sufficient bits.
     """
     chosen = [federation.plan(client).round(0) for client in range(len(federation.members))]
+    # P(batch size − mean > √(2·mean·TAIL) + TAIL) < e^−TAIL.
     largest = sorted(
-        (one.divisor + math.sqrt(2 * one.divisor * _TAIL) + _TAIL) * one.clip_norm for one in chosen
+        (one.divisor + math.sqrt(2 * one.divisor * TAIL) + TAIL) * one.clip_norm for one in chosen
     )[-settings.clients :]
     std, norm = chosen[0].noise_std, chosen[0].clip_norm
     step, scale = grid(std, norm, federation.parameters)
