@@ -22,7 +22,7 @@ import torch
 import forethought as ft
 from forethought.auditing import attack as attacking
 from forethought.auditing.attack import Games, log_likelihood_ratio
-from forethought.auditing.canaries import LARGE, CanaryRecords, observe, watched_sums, watching
+from forethought.auditing.canaries import LARGE, CanaryRecords, divisors, kept, watching
 from forethought.auditing.noise import scales
 from forethought.auditing.verdict import AttackSummary
 from forethought.values.plan import Plan
@@ -116,13 +116,8 @@ def records_together(group: int) -> Row:
     there = generator.random(people) < 0.5
     index = np.repeat(np.arange(people), group)
     weight = np.where(np.repeat(there, group), LARGE, 0)
-    seen = np.empty((plan.rounds, people))
     records = CanaryRecords(index, weight, plan.clip.norm, people)
-
-    def see(t: int, total: np.ndarray) -> None:
-        seen[t] = total
-
-    observe(plan, records, see)
+    seen = np.array(kept(plan, records, lambda total: total)[0])
     noise = scales(plan)
 
     def score(values: np.ndarray) -> np.ndarray:
@@ -163,7 +158,7 @@ def _rule_by_score(plan: Plan, score: Callable[[np.ndarray], np.ndarray], group:
     taken = generator.binomial(group, 0.1, (plan.rounds, count))
     made = Games(score(quiet), score(taken + noise * generator.standard_normal(taken.shape)))
     half = CANARIES // 4
-    (threshold,) = _thresholds([made], half, half, plan.mechanism, group)
+    (threshold,) = _thresholds([made], half, plan.mechanism)
     return DecisionRule(
         (threshold,), (_slope(ft.tradeoff(plan.mechanism, group), made, threshold),), 20
     )
@@ -231,9 +226,10 @@ def _through(plan: Plan, run: Callable[[Plan, CanaryRecords], None]) -> AttackSu
     def watch(gradients: list[torch.Tensor]) -> None:
         # A search runs the plan again for every trial: the first is the one that wins.
         if len(seen) < plan.rounds:
-            first_run(gradients)
+            (table,) = gradients
+            seen.append(table.detach().cpu().numpy().reshape(-1) * next(scale))
 
-    first_run = watched_sums(recorded, lambda _t, total: seen.append(total.copy()))
+    scale = divisors(recorded)
     with watching(watch):
         run(recorded, records)
     score = log_likelihood_ratio(plan.mechanism, scales(plan), np.stack(seen), 1.0, 0.0)

@@ -34,7 +34,7 @@ from forethought.data.dataset import Split
 from forethought.models import build
 from forethought.planning.defaults import default_delta
 from forethought.training.records import CoincidingRecordsError
-from forethought.utility.rehearsal import SCORES, rehearse, synthetic
+from forethought.utility.rehearsal import SCORES, SyntheticSource, rehearse
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "rehearsals.jsonl"
@@ -71,7 +71,7 @@ def measured(found: Pair, seed: int, name: str) -> dict[str, Any]:
 
     tested = len(found.test[1])
     if found.public is None:
-        source, asked = synthetic(shape, found.classes, examples), None
+        source, asked = SyntheticSource(shape, found.classes, examples), None
     else:
         # A public set hardly larger than the private one is tested on a fifth of itself.
         source, asked = found.public, min(tested, len(found.public.train) // 5)

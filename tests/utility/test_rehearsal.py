@@ -18,7 +18,7 @@ from forethought.data.synthetic import clusters, like
 from forethought.models import build
 from forethought.training.run import Run
 from forethought.utility import rehearsal
-from forethought.utility.rehearsal import Rehearsal, rehearse, synthetic
+from forethought.utility.rehearsal import Rehearsal, SyntheticSource, rehearse
 
 
 def small_plan(examples: int = 200, sigma: float = 1.0) -> ft.Plan:
@@ -123,10 +123,10 @@ def test_generated_data_is_another_task_each_time() -> None:
     assert found.source == "synthetic"
     assert (
         found.relation is None
-        and rehearse(small_plan(), model, synthetic((5,), 3, 200), repeats=2).relation
+        and rehearse(small_plan(), model, SyntheticSource((5,), 3, 200), repeats=2).relation
         == "synthetic"
     )
-    assert synthetic((5,), 3, 200)(1).train.inputs.shape == (200, 5)
+    assert SyntheticSource((5,), 3, 200)(1).train.inputs.shape == (200, 5)
 
 
 def test_the_interval_is_students_for_one_more_run() -> None:
@@ -237,7 +237,7 @@ def test_what_does_not_fit_is_refused_in_the_users_words() -> None:
 
 def test_a_regression_is_rehearsed_by_r_squared(tmp_path: Path) -> None:
     plan = small_plan(sigma=0.3)
-    source = synthetic((5,), None, plan.examples)
+    source = SyntheticSource((5,), None, plan.examples)
     found = rehearse(plan, lambda: nn.Linear(5, 1), source, repeats=3)
     assert found.measure == "R²" and found.baseline == 0 and 0.1 < found.predicted < 1
     # By hand, for one repeat: the same records, first weights, batches and noise.
@@ -279,7 +279,7 @@ def test_a_regression_is_measured_without_dropout() -> None:
         return made
 
     plan = small_plan(sigma=0.3)
-    rehearse(plan, built, synthetic((5,), None, plan.examples), repeats=2)
+    rehearse(plan, built, SyntheticSource((5,), None, plan.examples), repeats=2)
     assert not seen[-1]
 
 

@@ -108,6 +108,6 @@ def test_a_wrong_rule_is_caught_before_it_measures(monkeypatch: pytest.MonkeyPat
     # The planted fault: an activation that is taken for the identity.
     from forethought.utility import perturbing as module
 
-    monkeypatch.setitem(module.RULES, nn.ReLU, module.RULES[nn.Identity])
+    monkeypatch.setitem(module.RULES, nn.ReLU, lambda _layer, values, *_: values)
     model = nn.Sequential(nn.Linear(6, 30), nn.ReLU(), nn.Linear(30, 3))
     assert module.side_by_side(model, randn(8, 6)) is None

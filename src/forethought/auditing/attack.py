@@ -30,7 +30,7 @@ from typing import assert_never
 import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
-from scipy.special import bdtr
+from scipy.special import bdtr, logsumexp
 
 from forethought.accounting.exact import epsilon
 from forethought.accounting.interval import bisected
@@ -127,10 +127,8 @@ def _times(sampling: Sampling) -> list[tuple[int, float]]:
 
 def _drawn(seen: Array, shift: float, noise: float, times: list[tuple[int, float]]) -> Array:
     """log Σ_k w_k exp L(k·shift) of one round, (games,); ``times`` holds the pairs (k, w_k)."""
-    if times == [(1, 1.0)]:
-        return _shifted(seen, shift, noise)
     terms = [
-        math.log(weight) + (_shifted(seen, k * shift, noise) if k else np.zeros_like(seen))
+        math.log(weight) + (2 * k * shift * seen - (k * shift) ** 2) / (2 * noise**2)
         for k, weight in times
     ]
     return np.asarray(np.logaddexp.reduce(terms))
@@ -157,13 +155,8 @@ def _through_the_strategy(part: Correlated, noise: float, seen: Array, shift: fl
     return _log_mean(terms, np.array([sampling.turn(place) for place in range(parts)]))
 
 
-def _shifted(seen: Array, shift: float, noise: float) -> Array:
-    return np.asarray((2 * shift * seen - shift**2) / (2 * noise**2))
-
-
 def _log_mean(terms: Array, weights: Array) -> Array:
-    highest = terms.max(axis=0)
-    return np.asarray(highest + np.log(weights @ np.exp(terms - highest)))
+    return np.asarray(logsumexp(terms, axis=0, b=weights[:, None]))
 
 
 def _epochs(sampling: Sampling, count: int) -> Iterator[tuple[range, list[float]]]:
@@ -248,8 +241,7 @@ def decision_rule(
     """
     count = min(SIMULATED, max(FEWEST, CELLS // len(noise)))
     simulated = [_games(mechanism, noise, distance, count, factor) for factor in SUSPECTED]
-    half = max(1, games // 2)
-    thresholds = _thresholds(simulated, half, half, mechanism)
+    thresholds = _thresholds(simulated, max(1, games // 2), mechanism)
     claim = tradeoff(mechanism)
     slopes = [_slope(claim, made, at) for made, at in zip(simulated, thresholds, strict=True)]
     return DecisionRule(tuple(thresholds), tuple(slopes), _guesses(simulated[0], games, delta))
@@ -280,13 +272,11 @@ def _games(
     return Games(outside, inside)
 
 
-def _thresholds(
-    simulated: Sequence[Games], outside: int, inside: int, mechanism: Mechanism
-) -> list[float]:
+def _thresholds(simulated: Sequence[Games], half: int, mechanism: Mechanism) -> list[float]:
     """For each kind of simulated games the threshold that refutes the most noise.
 
     Args:
-        outside, inside: number of games without and with the record.
+        half: number of games without the record, and with it.
     """
     candidates, ends = [], []
     for games in simulated:
@@ -294,8 +284,7 @@ def _thresholds(
         candidates.append(made)
         for threshold in made:
             shares = (games.outside > threshold).mean(), (games.inside <= threshold).mean()
-            of = zip(shares, (outside, inside), strict=True)
-            ends.append([share_at_most(round(float(s) * n), n, LEVEL / 2) for s, n in of])
+            ends.append([share_at_most(round(float(s) * half), half, LEVEL / 2) for s in shares])
     false, missed = np.array(ends).T
     # The distance of each point below the curve, which grows with the noise that the curve claims.
     gaps = np.array(

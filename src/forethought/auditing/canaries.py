@@ -213,46 +213,29 @@ class CanaryRecords:
         return CanaryModel(self.rows, dtype)
 
 
-def watched_sums(plan: Plan, see: Callable[[int, NDArray[Any]], None]) -> Watch:
-    """A watch that gives each round's number and noised *sum*, shape (rows,), to ``see``.
-
-    ``see`` must copy the array to keep it, because it may share the run's memory.
-    """
-    scale = divisors(plan)
-    count = iter(range(plan.rounds))
-
-    def watch(gradients: list[torch.Tensor]) -> None:
-        (table,) = gradients
-        see(next(count), table.detach().cpu().numpy().reshape(-1) * next(scale))
-
-    return watch
-
-
-def observe(
-    plan: Plan, records: CanaryRecords, see: Callable[[int, NDArray[Any]], None], **options: Any
-) -> list[float]:
-    """Train on records with known gradients, and give every noised sum to ``see``.
-
-    Args:
-        plan: the plan to run; the recorder replaces its optimizer.
-        see: function of a round's number and its noised sum, (rows,).
-        options: of :func:`forethought.train`.
-
-    Returns:
-        The clip norm of each round.
-    """
-    plan = recorded_plan(plan)
-    moving = plan.clip.rule == "quantile" or plan.clip.final is not None
-    options |= {"loss": records.loss, "log_every": 1 if moving else plan.rounds}
-    with watching(watched_sums(plan, see)):
-        run = train(records.model(), records.data, plan, diagnostics=False, **options)
-    return [row.clip_norm for row in run.history] if moving else [plan.clip.norm] * plan.rounds
-
-
 def kept(
     plan: Plan, records: CanaryRecords, keep: Callable[[NDArray[Any]], Any], **options: Any
 ) -> tuple[list[Any], list[float]]:
-    """The results of ``keep`` for each noised sum, and the clip norms; see :func:`observe`."""
+    """Train on records with known gradients, and keep something of every noised *sum*.
+
+    Args:
+        plan: the plan to run; the recorder replaces its optimizer.
+        keep: function of a round's noised sum, (rows,).
+        options: of :func:`forethought.train`.
+
+    Returns:
+        The results of ``keep``, and the clip norm of each round.
+    """
+    plan, scale = recorded_plan(plan), divisors(plan)
     found: list[Any] = []
-    norms = observe(plan, records, lambda _index, total: found.append(keep(total)), **options)
+
+    def watch(gradients: list[torch.Tensor]) -> None:
+        (table,) = gradients
+        found.append(keep(table.detach().cpu().numpy().reshape(-1) * next(scale)))
+
+    moving = plan.clip.rule == "quantile" or plan.clip.final is not None
+    options |= {"loss": records.loss, "log_every": 1 if moving else plan.rounds}
+    with watching(watch):
+        run = train(records.model(), records.data, plan, diagnostics=False, **options)
+    norms = [row.clip_norm for row in run.history] if moving else [plan.clip.norm] * plan.rounds
     return found, norms

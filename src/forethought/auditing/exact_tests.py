@@ -114,12 +114,7 @@ def spread_p(z: Array) -> float:
 
 def kolmogorov_smirnov_p(z: Array) -> float:
     """p-value of the largest distance between the numbers' distribution and the normal one."""
-    x = np.sort(z)
-    n = len(x)
-    cdf = stats.norm.cdf(x)
-    steps = np.arange(1, n + 1) / n
-    distance = max(float(np.max(steps - cdf)), float(np.max(cdf - steps + 1 / n)))
-    return float(stats.kstwo.sf(distance, n))
+    return float(stats.kstest(z, "norm", method="exact").pvalue)
 
 
 def share_at_most(successes: int, trials: int, level: float, independent: bool = True) -> float:

@@ -197,10 +197,7 @@ class SeenBatches:
                 for batch in self.members[t - length : t]:
                     counts[batch] += 1
                 # Ties are broken by a fixed random order.
-                if len(order) < 50_000:
-                    ranked = np.lexsort((order, -counts))
-                else:
-                    ranked = np.argpartition(-(counts + order / (len(order) + 1)), half)
+                ranked = np.argpartition(order / (len(order) + 1) - counts, half)
                 chosen = self.marked(ranked[:half])
             yield chosen
 
@@ -238,10 +235,6 @@ def _drawn_afresh(p_value: float) -> Finding:
     reason = "Batches are not independent of the ones before: the same records come again."
     what = "independence of successive rounds"
     return _tested(what, "every batch drawn afresh", reason, p_value)
-
-
-def _full(sampling: mechanism.FullBatch, seen: SeenBatches) -> list[Finding]:
-    return [seen.sizes([seen.examples] * len(seen.members), "full batch")]
 
 
 def _subsets(sampling: mechanism.WithoutReplacement, seen: SeenBatches) -> list[Finding]:
@@ -342,7 +335,9 @@ def _turns(sampling: mechanism.CyclicPoisson, seen: SeenBatches) -> list[Finding
 
 # Kind of sampling → function from (sampling, batches) to findings; others cannot be audited.
 TESTS: dict[type[mechanism.Sampling], Callable[[Any, SeenBatches], list[Finding]]] = {
-    mechanism.FullBatch: _full,
+    mechanism.FullBatch: lambda _, seen: [
+        seen.sizes([seen.examples] * len(seen.members), "full batch")
+    ],
     mechanism.Poisson: _poisson,
     mechanism.WithoutReplacement: _subsets,
     mechanism.Shuffled: _shuffled,

@@ -510,15 +510,13 @@ class _Look:
     def __init__(
         self, part: Part, one: Round, dtype: torch.dtype | None, nudge: float = 0.0, seed: int = 0
     ) -> None:
-        self._kind, self._loss, self._dtype, self._nudge = one.contribution, part.loss, dtype, nudge
-        self._dims = part.dims
-        self._seed = seed
+        self._kind, self._loss, self._dims = one.contribution, part.loss, part.dims
+        self._dtype, self._nudge, self._seed = dtype, nudge, seed
         self.model = copy.deepcopy(part.model).to("cpu", dtype)
         self._signs = np.random.default_rng(seed)
         with torch.no_grad():
             for tensor in (*self.model.parameters(), *self.model.buffers()):
                 self._move(tensor)
-        self.trained = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
         self._buffers = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
 
     def _move(self, tensor: Tensor) -> None:

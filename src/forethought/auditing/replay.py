@@ -118,12 +118,13 @@ class Replay:
         try:
             return _Witness(self, rounds, secrets)
         except reference.ReplayError as error:
-            self._refuse(error)
+            self.refuse(str(error))
             return None
 
-    def _refuse(self, error: Exception) -> None:
-        if str(error) not in self.refusals:
-            self.refusals.append(str(error))
+    def refuse(self, reason: str) -> None:
+        """Note a reason for which rounds could not be replayed, once."""
+        if reason not in self.refusals:
+            self.refusals.append(reason)
 
 
 @contextmanager
@@ -184,7 +185,7 @@ class _Witness:
                 copied, dims = copy.deepcopy(model), self._rounds.how.batch_dims
                 self._parts.append(reference.Part(copied, self._rounds.how.loss, some, dims))
             except Exception as error:  # copying a user's model may raise any error
-                self._replay._refuse(reference.ReplayError(f"the model cannot be copied: {error}"))
+                self._replay.refuse(f"the model cannot be copied: {error}")
                 self._copied = False
 
     def summed(self, chosen: Round, vector: torch.Tensor, count: float | None) -> None:
@@ -212,15 +213,12 @@ class _Witness:
             with torch.random.fork_rng(devices=[]):
                 self._compare(one, noised, bound)
         except reference.ReplayError as error:
-            self._replay._refuse(error)
-            return
+            self._replay.refuse(str(error))
         except Exception as error:  # an error of the reference must not stop the run
             what = f"{type(error).__name__}: {error}"
-            self._replay._refuse(
-                reference.ReplayError(f"the reference could not compute a round: {what}")
-            )
-            return
-        self._replay.replayed += 1
+            self._replay.refuse(f"the reference could not compute a round: {what}")
+        else:
+            self._replay.replayed += 1
 
     def _say(self, name: str, off: float | bool, reason: str, unit: str = RELATIVE) -> None:
         """Note a comparison, by its difference, or by True if both sides are equal."""

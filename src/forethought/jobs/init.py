@@ -6,12 +6,12 @@ import math
 import re
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import polars as pl
+from numpy.typing import NDArray
 
 from forethought.data import DataError, TableFormat
 from forethought.data.columns import LOOKED, MISSING_WORDS, Seen, outward, proposal
@@ -86,12 +86,12 @@ def job_for(path: Path, label: str | Sequence[str] | None = None) -> str:
         lines += [f"label = {toml_value(targets)}", 'task = "multilabel"']
     else:
         own = seen[targets[0]]
-        lines += [f"label = {toml_value(targets[0])}{question}", *_target(own)]
+        lines.append(f"label = {toml_value(targets[0])}{question}")
+        lines += [*_kind_of_target(own), *_unlabelled(own)]
         shares = _shares(own)
         if shares:
             lines.append(f"# prevalence = {toml_value(shares)}{_PREVALENCE}")
-        given_away = _giving_away(start, targets[0], own)
-        nearly = _nearly_giving_away(start, targets[0], own)
+        given_away, nearly = _leaks(start, targets[0], own)
     for key, value, usual in (
         ("separator", form.separator, ","),
         ("decimal", form.decimal, "."),
@@ -181,66 +181,61 @@ def _shares(seen: Seen) -> list[float]:
 
 # Least numbers of rows, of rows of a class, and of rows per value, for a check of label leakage.
 _ENOUGH, _OF_A_CLASS, _OF_A_VALUE = 50, 5, 5
-
-
-def _giving_away(frame: pl.DataFrame, label: str, seen: Seen) -> dict[str, str]:
-    """The columns that determine the label (label leakage), each with the reason.
-
-    Either every value of a column, each in several rows, goes with one label only. Or, sorted by a
-    column of numbers, every class is one interval, or a label of numbers only rises or only falls.
-
-    Args:
-        seen: the summary of the label.
-    """
-    if not seen.several and min(seen.words.values()) < _OF_A_CLASS:
-        return {}
-    labels, found = _entries(frame[label], _classes(seen)), {}
-    for name in frame.columns:
-        rows = pl.DataFrame({"x": _entries(frame[name]), "y": labels}).drop_nulls()
-        kinds = rows.unique()
-        if name == label or len(rows) < _ENOUGH or kinds["x"].n_unique() < len(kinds):
-            continue
-        if len(rows) >= _OF_A_VALUE * len(kinds):
-            found[name] = "each of its values goes with one label: it gives the label away"
-            continue
-        along = kinds["x"].cast(pl.Float64, strict=False)
-        order = kinds["y"].gather(along.arg_sort())
-        if seen.several:
-            order = order.cast(pl.Float64, strict=False)
-            follows = order.is_sorted() or order.is_sorted(descending=True)
-        else:
-            follows = len(order.rle()) == order.n_unique()
-        if follows and not along.null_count():
-            found[name] = "the label follows from where it lies: it gives the label away"
-    return found
-
-
 # The file asks about a column that leaves at most the share _MISTAKES of the errors of a constant
 # answer, or of the spread of a label of numbers. Numbers are divided into at most _PARTS parts of
 # at least _OF_A_PART rows.
 _MISTAKES, _PARTS, _OF_A_PART = 1 / 20, 64, 25
 
 
-def _nearly_giving_away(frame: pl.DataFrame, label: str, seen: Seen) -> dict[str, str]:
-    """The columns that determine the label in all but a few rows, each with a question.
+def _leaks(frame: pl.DataFrame, label: str, seen: Seen) -> tuple[dict[str, str], dict[str, str]]:
+    """The columns that determine the label (label leakage), and those that nearly do.
 
-    The label is predicted by the most frequent class for each word, or in each part of a column of
-    numbers; a label of numbers, by its rank correlation with the column.
+    For the second the label is predicted by the most frequent class for each word, or in each part
+    of a column of numbers; a label of numbers, by its rank correlation with the column.
 
     Args:
         seen: the summary of the label.
+
+    Returns:
+        Each column with the reason, and with a question.
     """
+    given_away: dict[str, str] = {}
+    nearly: dict[str, str] = {}
     if not seen.several and min(seen.words.values()) < _OF_A_CLASS:
-        return {}
-    labels, found = _entries(frame[label], _classes(seen)), {}
+        return given_away, nearly
+    labels = _entries(frame[label], _classes(seen))
+    left = _left_along if seen.several else _left_of_mistakes
     for name in frame.columns:
         rows = pl.DataFrame({"x": _entries(frame[name]), "y": labels}).drop_nulls()
         if name == label or len(rows) < _ENOUGH:
             continue
-        left = _left_along(rows) if seen.several else _left_of_mistakes(rows)
-        if 0 < left <= _MISTAKES:
-            found[name] = "it says the label of nearly every record: is it known before?"
-    return found
+        if reason := _giving_away(rows, seen.several):
+            given_away[name] = reason
+        elif 0 < left(rows) <= _MISTAKES:
+            nearly[name] = "it says the label of nearly every record: is it known before?"
+    return given_away, nearly
+
+
+def _giving_away(rows: pl.DataFrame, numbers: bool) -> str:
+    """The reason why a column determines the label, a number if ``numbers``; empty if it does not.
+
+    Either every value of a column, each in several rows, goes with one label only. Or, sorted by a
+    column of numbers, every class is one interval, or a label of numbers only rises or only falls.
+    """
+    kinds = rows.unique()
+    if kinds["x"].n_unique() < len(kinds):
+        return ""
+    if len(rows) >= _OF_A_VALUE * len(kinds):
+        return "each of its values goes with one label: it gives the label away"
+    along = kinds["x"].cast(pl.Float64, strict=False)
+    order = kinds["y"].gather(along.arg_sort())
+    if numbers:
+        order = order.cast(pl.Float64, strict=False)
+        follows = order.is_sorted() or order.is_sorted(descending=True)
+    else:
+        follows = len(order.rle()) == order.n_unique()
+    follows &= not along.null_count()
+    return "the label follows from where it lies: it gives the label away" if follows else ""
 
 
 def _left_along(rows: pl.DataFrame) -> float:
@@ -321,10 +316,6 @@ def _of_persons(name: str, seen: Seen) -> bool:
         return True
     # Measured numbers repeat as well, but not in consecutive rows, nor under a name for persons.
     return seen.whole and (seen.in_runs or bool(_PERSONS.search(name)))
-
-
-def _target(seen: Seen) -> list[str]:
-    return [*_kind_of_target(seen), *_unlabelled(seen)]
 
 
 def _unlabelled(seen: Seen) -> list[str]:
@@ -428,14 +419,6 @@ _AXES = " Images are (N, channels, height, width); those in other order are not 
 _ORIGINAL = ("mnist", "fashion-mnist")
 
 
-@dataclass(frozen=True)
-class _Array:
-    """The shape and the type of an array in an archive."""
-
-    shape: tuple[int, ...]
-    dtype: np.dtype[np.generic]
-
-
 def holds_arrays(path: Path) -> bool:
     """True if a file has the name of a file of arrays, or of images in the idx format."""
     name = path.name.lower()
@@ -514,8 +497,8 @@ def _of_idx(path: Path) -> str:
     return "\n".join([*lines, "", "[budget]", "epsilon = 3.0", ""])
 
 
-def _headers(path: Path) -> dict[str, _Array]:
-    """The shapes and types of an archive's arrays, from their headers alone."""
+def _headers(path: Path) -> dict[str, NDArray[Any]]:
+    """Arrays without memory, of the shapes and types in an archive's headers."""
     read = {
         (1, 0): np.lib.format.read_array_header_1_0,
         (2, 0): np.lib.format.read_array_header_2_0,
@@ -527,7 +510,7 @@ def _headers(path: Path) -> dict[str, _Array]:
                 with archive.open(name) as file:
                     version = np.lib.format.read_magic(file)
                     shape, _, dtype = read[version](file)
-                found[name.removesuffix(".npy")] = _Array(shape, dtype)
+                found[name.removesuffix(".npy")] = np.broadcast_to(np.empty((), dtype), shape)
     except (*DAMAGE, zipfile.BadZipFile, ValueError, KeyError) as error:
         raise DataError.unexpected(
             path, f"no readable archive of plain arrays ({error})", "a .npz file without objects"

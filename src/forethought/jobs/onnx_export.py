@@ -11,16 +11,15 @@ import numpy as np
 import polars as pl
 import torch
 from numpy.typing import NDArray
-from onnx import NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
+from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, compose, helper, numpy_helper
 
 from forethought.accounting.interval import at_most
 from forethought.data import Encoder
 from forethought.jobs.job import JobError
 from forethought.training.metrics import Decisions
+from forethought.values.serialisation import replaced
 
 if TYPE_CHECKING:
-    from onnx import ModelProto
-
     from forethought.jobs.predict import Predictor
 
 
@@ -145,12 +144,8 @@ def write_onnx(predictor: Predictor, out: Path) -> ModelProto:
         model.SerializeToString(), providers=["CPUExecutionProvider"]
     )
     _compare(predictor, session)
-    part = out.with_name(f".{out.name}.part")
-    try:
-        part.write_bytes(model.SerializeToString())
-        part.replace(out)
-    finally:
-        part.unlink(missing_ok=True)
+    with replaced(out) as file:
+        file.write(model.SerializeToString())
     return model
 
 
@@ -183,8 +178,6 @@ def network_of(predictor: Predictor) -> ModelProto:
 
 def whole_model(predictor: Predictor, network: ModelProto) -> ModelProto:
     """The network with the encoding before it and the answers after it."""
-    from onnx import compose, helper
-
     card, prefix = predictor.card, "forethought."
     columns = () if card.encoder is None else card.encoder.columns
     while any(name.startswith(prefix) for name, _ in columns):
@@ -265,8 +258,6 @@ def _prepared(graph: OnnxGraph, features: str, predictor: Predictor) -> str:
 
 def _answers(graph: OnnxGraph, predictor: Predictor, refused: str | None) -> list[Any]:
     """Add the answers from the network's outputs, as named outputs of the graph."""
-    from onnx import TensorProto, helper
-
     card, outputs = predictor.card, f"{graph.prefix}outputs"
 
     def marked(value: str, instead: Any, kind: Any, wide: bool) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -27,6 +26,7 @@ from forethought.rounds.preparation import InputConstants, Prepared
 from forethought.training.folder import CARD, MODEL, STATEMENT, RunFolder
 from forethought.training.metrics import Decisions, outputs_of
 from forethought.values.checks import importable_from
+from forethought.values.serialisation import replaced
 
 # Number of records of an array that are processed at once.
 _PIECE = 1_000
@@ -165,22 +165,14 @@ class Predictor:
         Raises:
             DataError: as for :meth:`predict`. JobError: a table, but the model has no encoding.
         """
-        part = out.with_name(f".{out.name}.part")
         rows = 0
-        try:
-            with part.open("wb") as file, _applied(self.folder / CARD):
-                for inputs in self._read(source):
-                    frame = self._frame(self.outputs(inputs))
-                    if why:
-                        reasons = self._why(inputs).select(pl.all().name.prefix("why_"))
-                        frame = frame.hstack(reasons)
-                    frame.write_csv(file, include_header=not rows)
-                    rows += len(inputs)
-                file.flush()
-                os.fsync(file.fileno())
-            part.replace(out)
-        finally:
-            part.unlink(missing_ok=True)
+        with replaced(out) as file, _applied(self.folder / CARD):
+            for inputs in self._read(source):
+                frame = self._frame(self.outputs(inputs))
+                if why:
+                    frame = frame.hstack(self._why(inputs).select(pl.all().name.prefix("why_")))
+                frame.write_csv(file, include_header=not rows)
+                rows += len(inputs)
         return rows
 
     def _frame(self, outputs: NDArray[np.float32]) -> pl.DataFrame:

@@ -32,7 +32,7 @@ from forethought.planning.holders import mixings, undisturbed
 from forethought.planning.solve import PlanError
 from forethought.rounds.randomness import Seeds
 from forethought.utility.perturbing import utility_graph
-from forethought.utility.rehearsal import synthetic
+from forethought.utility.rehearsal import SyntheticSource
 from forethought.values.plan import Plan
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def rehearse_job(
     return rehearse(
         plan,
         lambda: loaded.request.job.build_model(private),
-        synthetic(shape, private.classes, plan.examples)
+        SyntheticSource(shape, private.classes, plan.examples)
         if proxy in (None, SYNTHETIC)
         else _named(loaded, str(proxy), data_dir),
         repeats=repeats,
@@ -493,7 +493,7 @@ def rehearse(
         replace(
             _tried(runs[0], target, runs[0], records), graph="all", mixing="allreduce", error=0.0
         ),
-        tuple(sorted(others, key=lambda one: (_or_never(one.seconds), -one.accuracy))),
+        tuple(sorted(others, key=lambda t: (t.seconds is None, t.seconds or 0.0, -t.accuracy))),
         repeats,
         records,
     )
@@ -571,7 +571,3 @@ def _first(runs: Sequence[SimulatedRun], target: float) -> float | None:
         if np.mean([accuracy for _, _, accuracy in points]) >= target:
             return float(np.mean([seconds for seconds, _, _ in points]))
     return None
-
-
-def _or_never(seconds: float | None) -> float:
-    return math.inf if seconds is None else seconds

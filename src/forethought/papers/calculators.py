@@ -13,6 +13,7 @@ Theorem B.4, with phases). There are two readings:
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -191,12 +192,9 @@ def phase_calculator(
         )
     low = fitting[-1]
     high = min((size for size in scanned if size > low), default=N + 1)
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if admissible(middle) is None else (middle, high)
+    low += bisect_left(range(low + 1, high), True, key=lambda size: admissible(size) is None)
     chosen = admissible(low)
-    if chosen is None:
-        raise RuntimeError(f"sample size {low} was admissible and no longer is")
+    assert chosen is not None
     spent, noise = chosen
     rounds = max(1, math.floor(K / low))
     sizes = closed_form.SampleSizes(
@@ -507,29 +505,15 @@ def _growing_by_epsilon(
         found = closed_form.theorem_b_4(epsilon, delta, sigma, sizes)
         return found if found.holds else None
 
-    found = _smallest(result)
+    # More rounds relax the conditions.
+    fewer = range(1, _MOST_ROUNDS)
+    found = result(1 + bisect_left(fewer, True, key=lambda rounds: result(rounds) is not None))
     if found is None:
         raise CalculatorError(
             f"Theorem B.4 proves epsilon {epsilon} not even with {_MOST_ROUNDS:,} rounds: allow a "
             f"larger epsilon, or fewer than {epochs:g} epochs"
         )
     return Calculated(GROWING, f"fewest rounds of s_i ≈ q N i^{power:g}", found)
-
-
-def _smallest(
-    result: Callable[[int], closed_form.ClosedForm | None],
-) -> closed_form.ClosedForm | None:
-    """The result at the smallest number of rounds that has one (more rounds relax conditions)."""
-    high = 1
-    while result(high) is None:
-        if high == _MOST_ROUNDS:
-            return None
-        high = min(2 * high, _MOST_ROUNDS)
-    low = high // 2
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if result(middle) is not None else (middle, high)
-    return result(high)
 
 
 def _finite(value: float) -> float | None:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import groupby
 
 import numpy as np
 from scipy.special import ndtr
@@ -159,13 +160,8 @@ class SampleSizes:
     @classmethod
     def of(cls, sizes: Sequence[float], examples: int) -> SampleSizes:
         """The sequence with these sizes, one per round."""
-        runs: list[list[float]] = []
-        for size in sizes:
-            if runs and runs[-1][0] == size:
-                runs[-1][1] += 1
-            else:
-                runs.append([size, 1])
-        return cls(tuple(r[0] for r in runs), tuple(int(r[1]) for r in runs), examples)
+        runs = [(size, len(list(same))) for size, same in groupby(sizes)]
+        return cls(tuple(size for size, _ in runs), tuple(count for _, count in runs), examples)
 
     def __iter__(self) -> Iterator[tuple[float, int]]:
         return iter(zip(self.sizes, self.rounds, strict=True))

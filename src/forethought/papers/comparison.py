@@ -51,12 +51,8 @@ class ComparisonRow:
         return entries(self)
 
 
-class _Answer(NamedTuple):
-    """ε, True if it is a proven upper bound, and a remark."""
-
-    epsilon: float
-    guarantee: bool
-    note: str
+# ε, True if it is a proven upper bound, and a remark.
+_Answer = tuple[float, bool, str]
 
 
 class _DoesNotApplyError(ValueError):
@@ -84,12 +80,10 @@ def compare(
     note = f"certified; at least {at_least(interval.lower, '.6g')}"
     rows = [ComparisonRow("exact", interval.upper, True, note)]
     analyses: dict[str, Callable[[], _Answer]] = {
-        "Rényi": lambda: _Answer(
-            rdp(mechanism).epsilon(delta), True, "loses what orders cannot see"
-        ),
+        "Rényi": lambda: (rdp(mechanism).epsilon(delta), True, "loses what orders cannot see"),
         "zCDP": lambda: _zcdp(mechanism, delta),
         "closed form": lambda: _closed_form(mechanism, delta, examples),
-        "CLT (approximate)": lambda: _Answer(
+        "CLT (approximate)": lambda: (
             closed_form.approximate_clt_epsilon(mechanism, delta),
             False,
             "no bound: may be too small as well as too large",
@@ -110,7 +104,7 @@ def _zcdp(mechanism: Mechanism, delta: float) -> _Answer:
     rho = zcdp(mechanism)
     if not math.isfinite(rho):
         raise _DoesNotApplyError("there is no noise")
-    return _Answer(paper_epsilon(rho, delta), True, f"ρ = {rho:.6g}; sampling does not lower ρ")
+    return paper_epsilon(rho, delta), True, f"ρ = {rho:.6g}; sampling does not lower ρ"
 
 
 def _only(mechanism: Mechanism) -> Rounds:
@@ -137,10 +131,10 @@ def _closed_form(mechanism: Mechanism, delta: float, examples: int | None) -> _A
     for theorem in (closed_form.theorem_b_4, closed_form.theorem_3_1):
         found = theorem(epsilon, delta, sigma, sizes)
         if found.holds:
-            return _Answer(epsilon, True, f"{found.theorem} of the proactive paper holds")
+            return epsilon, True, f"{found.theorem} of the proactive paper holds"
     found = closed_form.theorem_b_4(epsilon, delta, sigma, sizes)
     failed = next(condition for condition in found.conditions if not condition.holds)
-    return _Answer(epsilon, False, f"not proven here: Theorem B.4 lacks {failed.name}")
+    return epsilon, False, f"not proven here: Theorem B.4 lacks {failed.name}"
 
 
 def _strong_adversary(mechanism: Mechanism, delta: float) -> _Answer:
@@ -149,7 +143,7 @@ def _strong_adversary(mechanism: Mechanism, delta: float) -> _Answer:
         raise _DoesNotApplyError("there is no noise")
     known = KnownHits.of_rounds(part, mechanism.adjacency)
     note = "the attacker also knows which batches held the record"
-    return _Answer(known.epsilon(delta).upper, True, note)
+    return known.epsilon(delta).upper, True, note
 
 
 # What a plan's rounds attain.

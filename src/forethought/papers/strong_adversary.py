@@ -64,16 +64,11 @@ class SquaredHits:
 
     def repeated(self, times: int) -> SquaredHits:
         """The sum of ``times`` independent draws."""
-        total, power, left = None, self, times
-        while left:
-            if left & 1:
-                total = power if total is None else total.plus(power)
-            left >>= 1
-            if left:
-                power = power.plus(power)
-        if total is None:
-            return SquaredHits(np.zeros(1), np.ones(1), 0.0)
-        return total
+        if times < 2:
+            return self if times else SquaredHits(np.zeros(1), np.ones(1), 0.0)
+        half = self.repeated(times // 2)
+        both = half.plus(half)
+        return both.plus(self) if times % 2 else both
 
     def plus(self, other: SquaredHits) -> SquaredHits:
         """The sum of this and an independent one; outer tails are cut."""
@@ -213,7 +208,8 @@ def shuffled_epoch(examples: int, groups: int, size: int, marked: int) -> Square
     in_short = hypergeometric(examples, marked, short) if short else np.ones(1)
     boxes = rounds * groups
     by_balls = occupied(boxes, size, marked) if boxes else np.ones((marked + 1, 1))
-    by_boxes = _squares_of_boxes(rounds, groups, by_balls.shape[1] - 1)
+    most = by_balls.shape[1] - 1
+    by_boxes = _squares_of_boxes(rounds, groups, most)
     total = np.zeros(by_boxes.shape[1] + len(in_short) ** 2)
     for in_last, chance in enumerate(in_short):
         full = by_balls[marked - in_last] @ by_boxes
@@ -223,7 +219,7 @@ def shuffled_epoch(examples: int, groups: int, size: int, marked: int) -> Square
     squares = np.arange(len(total), dtype=float)
     kept = total > 0
     # If very uneven occupancies were cut, the total lacks their probability.
-    cut = by_boxes.shape[1] - 1 < _most_squares(rounds, groups, by_balls.shape[1] - 1)
+    cut = by_boxes.shape[1] - 1 < most + 2 * _most_pairs(rounds, groups, most)
     missing = max(0.0, 1 - float(np.sum(total))) + 1e-14 if cut else 0.0
     return SquaredHits(squares[kept], total[kept], missing)
 
@@ -269,12 +265,8 @@ def _squares_of_boxes(rounds: int, groups: int, most: int) -> Array:
     return result
 
 
-def _most_squares(rounds: int, groups: int, hit: int) -> int:
-    """Largest possible Σ L_b² when ``hit`` boxes are hit."""
-    return hit + 2 * _most_pairs(rounds, groups, hit)
-
-
 def _most_pairs(rounds: int, groups: int, hit: int) -> int:
+    """Largest possible Σ L_b (L_b − 1)/2 when ``hit`` boxes are hit; Σ L_b² is hit + 2 of that."""
     full, rest = divmod(hit, groups)
     return full * (groups * (groups - 1) // 2) + rest * (rest - 1) // 2
 

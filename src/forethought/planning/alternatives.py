@@ -21,8 +21,8 @@ from forethought.papers.calculators import Phase, phase_calculator
 from forethought.papers.closed_form import approximate_clt_mu
 from forethought.planning import defaults
 from forethought.planning.defaults import gradient_computations, noise_to_signal
-from forethought.planning.plan_request import PlanError, PlanRequest
-from forethought.planning.solve import plan, unchecked
+from forethought.planning.plan_request import PlanError, PlanRequest, keeps
+from forethought.planning.solve import plan, room_for, unchecked
 from forethought.values.checks import real, whole
 from forethought.values.mechanism import (
     Adjacency,
@@ -122,8 +122,8 @@ class Front:
             real(f"weight of {name}", weight, least=0)
 
         def score(candidate: Candidate) -> float:
-            costs = dict(zip(OBJECTIVES, candidate.costs(), strict=True))
-            return sum(w * math.log(max(costs[name], 1e-300)) for name, w in weights.items())
+            costs = {name: max(getattr(candidate, name), 1e-300) for name in weights}
+            return sum(weight * math.log(costs[name]) for name, weight in weights.items())
 
         return min(self.candidates, key=score)
 
@@ -276,21 +276,18 @@ def _requests(request: PlanRequest, grid: SearchGrid) -> list[PlanRequest]:
     ]
     if not found:
         raise PlanError("every batch is smaller than a group, or than the number of groups")
-    fitting = [point for point in found if _has_room(point)]
+    # Only where the largest sample of a course fits into the data.
+    fitting = [
+        point
+        for point in found
+        if (size := point.batch) and room_for(point, size, point.length_of(size)) == size
+    ]
     if not fitting:
         raise PlanError(
             "no batch leaves room for the largest sample of size_schedule=: give a growth nearer "
             "to 1, or a smaller batch"
         )
     return fitting
-
-
-def _has_room(point: PlanRequest) -> bool:
-    """True if the largest sample of a course fits into the data."""
-    if point.course.sizes == "constant" or point.batch is None:
-        return True
-    like = Rounds(1.0, point.length_of(point.batch), point.sampling_of(point.batch))
-    return point.batch <= point.course.room(like, point.examples)
 
 
 def _approximate(
@@ -626,7 +623,7 @@ def next_phase(
         return _behind(earlier, part(size), adjacency)
 
     smallest = N if isinstance(like.sampling, FullBatch) else 1
-    if not _keeps(total(smallest), budget):
+    if not keeps(total(smallest), budget):
         spent = 0.0 if earlier is None else exact.epsilon(earlier, budget.delta).upper
         raise PlanError(
             f"{count} rounds with noise multiplier {sigma:g} do not fit into ε = "
@@ -634,16 +631,12 @@ def next_phase(
             f"{smallest}: raise the noise multiplier, run fewer rounds, or stop here"
         )
     size = N
-    if not _keeps(total(N), budget):
+    if not keeps(total(N), budget):
         size = int(calibrate(total, budget, (smallest, N), integer=True, warn=False))
     # The solver's interval of ε is narrower than that of a Statement.
-    while not _keeps(total(size), budget):
+    while not keeps(total(size), budget):
         size -= 1
-    return _stated(earlier, part(size), total(size), N, size, budget)
-
-
-def _keeps(mechanism: Mechanism, budget: Budget) -> bool:
-    return exact.epsilon(mechanism, budget.delta).upper <= budget.epsilon
+    return _stated(earlier, part(size), adjacency, N, budget)
 
 
 def _like(like: Rounds, sigma: float, count: int, sampling: Sampling) -> Rounds:
@@ -659,31 +652,22 @@ def _behind(earlier: Mechanism | None, part: Rounds, adjacency: Adjacency) -> Me
 
 
 def _stated(
-    earlier: Mechanism | None,
-    part: Rounds,
-    total: Mechanism,
-    examples: int,
-    size: int,
-    budget: Budget,
+    earlier: Mechanism | None, part: Rounds, adjacency: Adjacency, examples: int, budget: Budget
 ) -> NextPhase:
     """The phase with its certified ε and the result of the closed form."""
-    interval = exact.epsilon(total, budget.delta)
+    interval = exact.epsilon(_behind(earlier, part, adjacency), budget.delta)
     warn_if_wide(interval)
-    return NextPhase(part, interval.upper, *_closed_form(earlier, part, examples, size, budget))
-
-
-def _closed_form(
-    earlier: Mechanism | None, part: Rounds, examples: int, size: int, budget: Budget
-) -> tuple[Phase | None, str]:
     before = () if earlier is None else earlier.rounds
-    if any(not isinstance(p.sampling, Poisson) or p.clipping != "example" for p in (*before, part)):
-        return None, "Theorem B.4 speaks of Poisson sampling and clipped examples only"
-    sizes = [(p.sampling.expected_batch(examples), p.count) for p in before]
-    gradients, sigma = size * part.count, part.noise_multiplier
-    try:
-        return phase_calculator(examples, gradients, budget.epsilon, sizes, sigma, budget.delta), ""
-    except ValueError as error:
-        return None, f"Theorem B.4 allows no such phase: {error}"
+    found, remark = None, "Theorem B.4 speaks of Poisson sampling and clipped examples only"
+    if all(isinstance(p.sampling, Poisson) and p.clipping == "example" for p in (*before, part)):
+        sizes = [(p.sampling.expected_batch(examples), p.count) for p in before]
+        gradients = round(part.sampling.expected_batch(examples)) * part.count
+        given = examples, gradients, budget.epsilon, sizes, part.noise_multiplier, budget.delta
+        try:
+            found, remark = phase_calculator(*given), ""
+        except ValueError as error:
+            remark = f"Theorem B.4 allows no such phase: {error}"
+    return NextPhase(part, interval.upper, found, remark)
 
 
 def in_phases(
@@ -831,15 +815,15 @@ def _solved(
         return _behind(done, part(sigma), adjacency)
 
     most = found[-1].rounds.noise_multiplier if found else like.noise_multiplier
-    while not _keeps(total(most), within):
+    while not keeps(total(most), within):
         most *= 1.5
     least = most / 1.5
-    while _keeps(total(least), within):
+    while keeps(total(least), within):
         least /= 1.5
     sigma = calibrate(total, within, (0.9 * least, most), warn=False)
-    while not _keeps(total(sigma), within):
+    while not keeps(total(sigma), within):
         sigma *= 1 + 1e-4  # the solver's interval of ε is narrower than that of a Statement
-    return _stated(done, part(sigma), total(sigma), N, size, within)
+    return _stated(done, part(sigma), adjacency, N, within)
 
 
 def next_by_shortfall(progress: adaptive.Progress) -> Rounds | None:

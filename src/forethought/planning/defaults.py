@@ -159,24 +159,17 @@ def best(
 
 def _mean_square(strategy: Strategy, count: int, momentum: float) -> float:
     """The mean square (1/n) ‖AC⁻¹‖²_F."""
-    column = _through(workload(count, momentum), strategy)
+    below: Any = [1.0]
+    if isinstance(strategy, Banded):
+        above: Any = strategy.coefficients
+    else:
+        # The power series of C is 1 + x Σ w_j/(1 − d_j x), a quotient of short polynomials.
+        below = np.poly(strategy.decays)
+        above = below.copy()
+        for place, weight in enumerate(strategy.weights):
+            above[1:] += weight * np.poly(strategy.decays[:place] + strategy.decays[place + 1 :])
+    column = scipy.signal.lfilter(below, above, workload(count, momentum))  # the first of AC⁻¹
     return float(_weights(count) @ column**2)
-
-
-def _through(work: Array, strategy: Strategy) -> Array:
-    """The first column of AC⁻¹."""
-    if isinstance(strategy, BufferedToeplitz):
-        return _through_buffers(work, strategy)
-    return np.asarray(scipy.signal.lfilter([1.0], strategy.coefficients, work))
-
-
-def _through_buffers(work: Array, strategy: BufferedToeplitz) -> Array:
-    # The power series of C is 1 + x Σ w_j/(1 − d_j x), a quotient of short polynomials.
-    below = np.poly(strategy.decays)
-    above = below.copy()
-    for place, weight in enumerate(strategy.weights):
-        above[1:] += weight * np.poly(strategy.decays[:place] + strategy.decays[place + 1 :])
-    return np.asarray(scipy.signal.lfilter(below, above, work))
 
 
 def _weights(count: int) -> Array:
@@ -444,11 +437,6 @@ INNER_STEP = 8
 PARAMETERS = 10_000
 
 
-def groups_for(batch: float) -> int:
-    """The number of groups of about :data:`GROUP` records in a batch, at least 1."""
-    return max(1, round(batch / GROUP))
-
-
 def least_preparation_noise(budget: Budget, releases: float, share: float = PREPARATION) -> float:
     """The σ at which ``releases`` releases together spend ``share`` of the budget's μ²."""
     return math.sqrt(releases / share) / budget_mu(budget)
@@ -469,12 +457,6 @@ def budget_mu(budget: Budget) -> float:
 def _allowed_x(waste: float) -> float:
     """The x = μ²/(q² T) with √(x/log(1 + x)) = 1 + ``waste``, that is, ν over its limit."""
     return float(brentq(lambda x: math.sqrt(x / math.log1p(x)) - 1 - waste, 1e-9, 1e6))
-
-
-def _signal(examples: int, parameters: int, mu: float, rounds: float, rate: float) -> float:
-    """The signal-to-noise ratio 1/ν by the central limit theorem."""
-    inverse_sigma = math.sqrt(math.log1p(mu**2 / (rate**2 * rounds)))
-    return math.sqrt(rounds / parameters) * rate * examples * inverse_sigma
 
 
 def score_noise(classes: int, features: int | None = None) -> float:
@@ -566,7 +548,11 @@ class Trained(NamedTuple):
         """The longest step of the weights in a round, in clip norms."""
         if self.feature_norm is None:
             return STEP
-        return longest_score_step(self.parameters) / self._usual(self.feature_norm)
+        # Steps that are too long for the largest curvature oscillate. It is the usual squared norm
+        # of a record's features where all of them lie along one direction, and 1/d of it where they
+        # are spread over d directions: a factor of √d on the step lies between the two.
+        longest = SCORE_STEP * math.sqrt(max(1.0, self.parameters / STEP_WEIGHTS))
+        return longest / self._usual(self.feature_norm)
 
     def _usual(self, feature_norm: float) -> float:
         return math.hypot(feature_norm, 1.0)  # the intercept counts as a feature of size 1
@@ -589,23 +575,15 @@ def longest_rate_of_squares(feature_norm: float, momentum: float = 0.0) -> float
     return 0.75 * (1 - momentum) / (feature_norm**2 + 1.0)
 
 
-def longest_score_step(parameters: int) -> float:
-    """The longest step per round of a linear model, in units of a score.
-
-    Steps that are too long for the largest curvature oscillate. The curvature is the usual squared
-    norm of a record's features where all of them lie along one direction, and 1/d of it where they
-    are spread over d directions: a factor of √d on the step lies between the two.
-    """
-    return SCORE_STEP * math.sqrt(max(1.0, parameters / STEP_WEIGHTS))
-
-
 def _enough(examples: int, model: Trained, mu: float, rounds: float, rate: float) -> float:
     """The smallest rate, up to ``rate``, with twice the signal that the longest path can use."""
     wanted = 2 * rounds * model.step / model.noise
 
     def excess(log_rate: float) -> float:
-        signal = _signal(examples, model.parameters, mu, rounds, math.exp(log_rate))
-        return signal - wanted
+        q = math.exp(log_rate)
+        # The signal-to-noise ratio 1/ν by the central limit theorem.
+        inverse_sigma = math.sqrt(math.log1p(mu**2 / (q**2 * rounds)))
+        return math.sqrt(rounds / model.parameters) * q * examples * inverse_sigma - wanted
 
     most, least = math.log(rate), math.log(rate) - 60
     if excess(most) <= 0:

@@ -98,7 +98,8 @@ def noise_borne(model: Any, shape: tuple[int, ...], radius: float | None = None)
         if found is None or found > _USUAL * trained**-0.25:
             return None
         if radius is not None and len(shape) == 1:
-            scaled = records * np.float32(radius / _radius(records))
+            usual = math.sqrt(float(records.var(0, dtype=np.float64, ddof=1).sum()))
+            scaled = records * np.float32(radius / usual)
             found = _solved(_spread_of(copy.deepcopy(model).eval(), scaled))
     except Exception:  # a user's model may raise anything on inputs that it was not made for
         return None
@@ -112,10 +113,6 @@ def table_radius(feature_norm: float | None) -> float | None:
         feature_norm: declared usual norm of a record's features; None: unknown.
     """
     return None if feature_norm is None else RADIUS * feature_norm
-
-
-def _radius(records: NDArray[np.float32]) -> float:
-    return math.sqrt(float(records.var(0, dtype=np.float64, ddof=1).sum()))
 
 
 def _solved(spread: Callable[[float], float]) -> float | None:
@@ -802,6 +799,11 @@ def explain_course(
 # The least noise with which a whole mechanism, its preparation included, keeps a budget.
 
 
+def keeps(mechanism: Mechanism, budget: Budget, group: int = 1) -> bool:
+    """True if the certified ε of a mechanism, for ``group`` records together, is in the budget."""
+    return exact.epsilon(mechanism, budget.delta, group).upper <= budget.epsilon
+
+
 def least_noise(
     make: Callable[[float], Mechanism],
     budget: Budget,
@@ -824,11 +826,8 @@ def least_noise(
     def whole_run(value: float) -> Mechanism:
         return make(value) if ahead is None else ahead.before(make(value))
 
-    def meets(value: float) -> bool:
-        return exact.epsilon(whole_run(value), budget.delta, group).upper <= budget.epsilon
-
     high = near
-    while not meets(high):
+    while not keeps(whole_run(high), budget, group):
         high *= 2
         if high > 1e3 * near:
             raise PlanError(
@@ -836,7 +835,7 @@ def least_noise(
                 "(noise_multiplier of the Preparation), or drop it"
             )
     low = high / 2
-    while high <= near and meets(low):
+    while high <= near and keeps(whole_run(low), budget, group):
         high, low = low, low / 2
         if high < 1e-6 * near:  # the budget is so large that hardly any noise is needed
             return high

@@ -18,6 +18,7 @@ from forethought.planning.plan_request import (
     PlanError,
     PlanRequest,
     explain_course,
+    keeps,
     least_noise,
     local_of,
 )
@@ -33,7 +34,6 @@ from forethought.values.mechanism import (
     Poisson,
     Rounds,
     Sampling,
-    SamplingName,
     UnsupportedMechanismError,
 )
 from forethought.values.plan import REACH, Clip, ClipRule, Plan, Preparation
@@ -75,7 +75,7 @@ def groups_of(request: PlanRequest, mechanism: Mechanism, why: dict[str, str]) -
     local = local_of(request.local)
     if local is None:
         return 1
-    groups = defaults.groups_for(batch)
+    groups = max(1, round(batch / defaults.GROUP))
     why["groups"] = (
         f"{groups:,} of about {batch / groups:.0f} records: as many as leave an inner algorithm "
         f"{defaults.GROUP} records to work on, since every group more makes the noise on their "
@@ -156,36 +156,20 @@ def of_persons(request: PlanRequest) -> PlanRequest:
     return request.with_(examples=persons, batch=batch, persons=None, person_as="contribution")
 
 
-def contribution(request: PlanRequest) -> Persons | None:
-    """The kind of contribution where a person is one contribution; otherwise None."""
-    own = request.person_as == "contribution"
-    return Persons(request.records_per_person) if own else None
-
-
-def planned(request: PlanRequest, make: Callable[[PlanRequest], Plan]) -> Plan:
-    """The plan of the requested way to protect persons, or of the better one."""
-    if request.person_as == "contribution":
-        return make(of_persons(request))
-    if request.person_as == "group":
-        return make(of_rows(request))
-    # Settled here, since the planner's choice between the two ways is not the user's.
-    return better(request.with_(hyperparameters=request.chosen_by()), make)
-
-
-def better(request: PlanRequest, make: Callable[[PlanRequest], Plan]) -> Plan:
+def better(request: PlanRequest) -> Plan:
     """The plan with less noise for its signal; without a budget, the one with persons.
 
     Args:
         request: with the number of rows and of persons. make: plans one of the two ways.
     """
     if request.clipping != "example":
-        return make(of_rows(request))
-    persons = make(of_persons(request))
+        return _plan(of_rows(request))
+    persons = _plan(of_persons(request))
     alone = "one contribution a person: "
     if request.budget is None:
         return _because(persons, f"{alone}at this noise its ε is the smaller one")
     try:
-        rows = make(of_rows(request))
+        rows = _plan(of_rows(request))
     except UnsupportedMechanismError:
         return _because(persons, f"{alone}no theorem is known for groups of these rows")
     ratio = noise_to_signal(rows) / noise_to_signal(persons)
@@ -322,7 +306,7 @@ def roughly(request: PlanRequest, budget: Budget) -> Budget:
 STEP_SIZE, GIVEN = "step size", "as given"
 OF_SQUARES = "three quarters of what the curvature of a squared error bears"
 
-__all__ = ["GIVEN", "MOST_ROUNDS", "STEP_SIZE", "PlanError", "PlanRequest", "SamplingName", "plan"]
+__all__ = ["GIVEN", "STEP_SIZE", "PlanError", "PlanRequest", "plan"]
 
 
 def plan(request: PlanRequest | None = None, /, **keywords: Unpack[PlanKeywords]) -> Plan:
@@ -434,7 +418,12 @@ def unchecked(request: PlanRequest) -> Plan:
     """The plan of a request, without a check of how wide the interval of its ε is."""
     if request.persons is None:
         return _plan(request)
-    return planned(request, _plan)
+    if request.person_as == "contribution":
+        return _plan(of_persons(request))
+    if request.person_as == "group":
+        return _plan(of_rows(request))
+    # Settled here, since the planner's choice between the two ways is not the user's.
+    return better(request.with_(hyperparameters=request.chosen_by()))
 
 
 def _plan(request: PlanRequest) -> Plan:
@@ -460,12 +449,13 @@ def _plan(request: PlanRequest) -> Plan:
     if request.clipping == "group":
         parts = (replace(part, groups=groups) for part in mechanism)
         mechanism = Mechanism(*parts, adjacency=mechanism.adjacency)
+    persons = Persons(request.records_per_person) if request.person_as == "contribution" else None
     found = Plan(
         mechanism=mechanism,
         examples=request.examples,
         delta=delta,
         clip=_clip(request, mechanism, why),
-        contribution=contribution(request),
+        contribution=persons,
         groups=groups,
         local=local_of(request.local),
         records_per_person=request.protected,
@@ -679,7 +669,7 @@ def _batch_and_length(
         rounds = defaults.rounds_for_batch(N, budget, batch)
     length = request.length_of(batch) if rounds is None else rounds
     if request.batch is None:
-        room = _room(request, batch, length)
+        room = room_for(request, batch, length)
         if room < batch:
             batch = room
             why["batch"] = "as large as the largest of growing or shrinking samples allows"
@@ -687,7 +677,7 @@ def _batch_and_length(
     return batch, length
 
 
-def _room(request: PlanRequest, batch: int, length: int) -> int:
+def room_for(request: PlanRequest, batch: int, length: int) -> int:
     """The batch, reduced if needed so that the largest sample of a course fits into the data."""
     like = Rounds(1.0, length, request.sampling_of(batch))
     return max(1, min(batch, int(request.course.room(like, request.examples))))
@@ -716,7 +706,7 @@ def _solve_batch(request: PlanRequest, budget: Budget, sigma: float) -> Mechanis
     most = request.examples // (request.parts or 1)
     if request.epochs is not None:
         most = min(most, max(1, math.floor(2 * request.epochs * request.examples)))
-    most = _room(request, most, request.length_of(most))
+    most = room_for(request, most, request.length_of(most))
     batch = _largest(make, budget, most, request.protected)
     if batch is None:
         least = exact.epsilon(make(1), budget.delta, request.protected).upper
@@ -733,12 +723,9 @@ def _largest(
 ) -> int | None:
     """The largest whole number from 1 to ``most`` that keeps the budget; None when none does."""
 
-    def fits(number: int) -> bool:
-        return exact.epsilon(make(number), budget.delta, group).upper <= budget.epsilon
-
-    if not fits(1):
+    if not keeps(make(1), budget, group):
         return None
-    if fits(most):
+    if keeps(make(most), budget, group):
         return most
     return int(calibrate(make, budget, (1, most), integer=True, group=group, warn=False))
 
@@ -846,7 +833,6 @@ def _with_noise(
     parts, adjacency = plan.privacy.mechanism.rounds, plan.mechanism.adjacency
     clipping: Clipping = "example" if groups is None else "group"
     dealt = None if parts[0].groups is None else groups
-    ahead = plan.preparation
 
     def make(factor: float) -> Mechanism:
         releases = (
@@ -856,15 +842,12 @@ def _with_noise(
         return Mechanism(*releases, adjacency=adjacency)
 
     group = plan.records_per_person
-    near = 1.0
+    factor = 1.0
     if len(parts) == 1:
-        rounds = parts[0].count
-        given = samplings[0], rounds, clipping, adjacency, None, group
-        sigma = noise_multiplier(budget, *given, warn=False)
-        near = sigma / parts[0].noise_multiplier
-    factor = near
-    if len(parts) > 1 or ahead is not None:
-        factor = least_noise(make, budget, near, group, ahead)
+        given = samplings[0], parts[0].count, clipping, adjacency, None, group
+        factor = noise_multiplier(budget, *given, warn=False) / parts[0].noise_multiplier
+    if len(parts) > 1 or plan.preparation is not None:
+        factor = least_noise(make, budget, factor, group, plan.preparation)
     kept: dict[str, Any] = {}  # without a change, groups= would replace a contribution of persons
     if groups != plan.groups:
         kept = {"groups": groups, "local": None if groups is None else plan.local}

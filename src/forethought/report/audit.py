@@ -12,7 +12,7 @@ from rich.table import Table
 
 from forethought.accounting.interval import at_least, at_most
 from forethought.auditing.verdict import NO_GUARANTEE, Audit
-from forethought.report.figures import BLUE, GREEN, GREY, ORANGE, new_axes, saved
+from forethought.report.figures import BLUE, GREEN, ORANGE, errors_axes, saved
 from forethought.report.terminal import BOLD, figures
 
 if TYPE_CHECKING:
@@ -93,13 +93,9 @@ def draw_audit(audit: Audit, path: Path) -> Path | None:
     attack = audit.attack
     if attack is None:
         return None
-    figure, axes = new_axes(
-        f"Attack against claim: {'refuted' if audit.refuted else 'not refuted'}",
-        "false alarms (type I error)",
-        "misses (type II error)",
-    )
+    verdict = "refuted" if audit.refuted else "not refuted"
+    figure, axes = errors_axes(f"Attack against claim: {verdict}")
     alpha, claim = np.array(attack.curve).T
-    axes.plot(alpha, 1 - alpha, color=GREY, linestyle=":", label="blind guessing")
     axes.plot(alpha, claim, color=GREEN, linewidth=1.8, label="claim: no attack gets below")
     axes.fill_between(alpha, 0, claim, color=ORANGE, alpha=0.10, linewidth=0)
     false, missed = np.array([(p.false_alarms, p.misses) for p in attack.points]).T
@@ -118,7 +114,6 @@ def draw_audit(audit: Audit, path: Path) -> Path | None:
     )
     axes.set_xlim(0, 1)
     axes.set_ylim(0, 1)
-    axes.set_aspect("equal")
     axes.annotate("a band wholly in here refutes", (0.02, 0.02), color=ORANGE, fontsize=9)
     axes.legend(frameon=False, fontsize=9)
     return saved(figure, path)

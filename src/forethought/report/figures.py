@@ -48,6 +48,14 @@ def new_axes(title: str, x: str, y: str) -> tuple[Any, Axes]:
     return figure, axes
 
 
+def errors_axes(title: str) -> tuple[Any, Axes]:
+    """An empty figure for an attacker's two error rates, with the line of blind guessing."""
+    figure, axes = new_axes(title, "false alarms (type I error)", "misses (type II error)")
+    axes.plot([0, 1], [1, 0], color=GREY, linestyle=":", label="blind guessing")
+    axes.set_aspect("equal")
+    return figure, axes
+
+
 def saved(figure: Any, path: Path) -> Path:
     """Write a figure to a file and return its path."""
     figure.savefig(path)
@@ -129,13 +137,9 @@ def draw_tradeoff(mechanism: Mechanism, path: Path, group: int = 1) -> Path | No
 
     curve = tradeoff(mechanism, group=group)
     alpha = np.linspace(0, 1, 401)
-    figure, axes = new_axes(
-        "What an attacker can reach", "false alarms (type I error)", "misses (type II error)"
-    )
-    axes.plot(alpha, 1 - alpha, color=GREY, linestyle=":", label="blind guessing")
+    figure, axes = errors_axes("What an attacker can reach")
     axes.plot(alpha, curve(alpha), color=GREEN, linewidth=1.8, label="no attack gets below")
     axes.fill_between(alpha, curve(alpha), 1 - alpha, color=GREEN, alpha=0.12)
-    axes.set_aspect("equal")
     axes.legend(frameon=False)
     return saved(figure, path)
 

@@ -14,7 +14,7 @@ from forethought.accounting.interval import at_most
 from forethought.federated.federation import Federation, local_words
 from forethought.planning.holders import FederatedPlan, GossipPlan
 from forethought.report.figures import BLUE, GREY, ORANGE, new_axes
-from forethought.report.terminal import figures
+from forethought.report.terminal import figures, first_to_last
 
 if TYPE_CHECKING:
     from forethought.gossip.gossip import Gossip
@@ -60,11 +60,8 @@ def show_agreed(console: Console, agreed: Federation | Gossip) -> None:
 
 def _batch(plan: Plan) -> str:
     """The expected batch size, or the first and the last one, in words."""
-    first, final = (
-        plan.privacy.examples_before(end) - plan.privacy.examples_before(end - 1)
-        for end in (1, plan.rounds)
-    )
-    return f"{first:.4g}" if first == final else f"{first:.4g} to {final:.4g}"
+    before = plan.privacy.examples_before
+    return first_to_last([before(end) - before(end - 1) for end in (1, plan.rounds)], ".4g")
 
 
 # The predicted costs of all holders.
@@ -263,9 +260,7 @@ def show_simulated(console: Console, summary: Mapping[str, Any]) -> None:
 
 
 def _spent(epsilon: float | str | None) -> str:
-    if epsilon is None or isinstance(epsilon, str):
-        return epsilon or ""
-    return at_most(epsilon)
+    return at_most(epsilon) if isinstance(epsilon, int | float) else epsilon or ""
 
 
 def _holders(summary: Mapping[str, Any]) -> tuple[str, list[Any]]:

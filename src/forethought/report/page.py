@@ -27,7 +27,7 @@ from forethought.accounting.statement import Statement, protected, rows, sought,
 from forethought.auditing.verdict import SCHEMA as AUDIT_SCHEMA
 from forethought.report.terminal import plan_rows
 from forethought.values.mechanism import Rounds
-from forethought.values.serialisation import parse
+from forethought.values.serialisation import parse, replaced
 from forethought.values.signing import attested
 
 if TYPE_CHECKING:
@@ -185,12 +185,8 @@ def _ticks(low: float, high: float) -> list[float]:
     rough = (high - low) / 5 or 1.0
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(power * unit for unit in (1, 2, 5, 10) if power * unit >= rough)
-    first = math.ceil(low / step - 1e-9)
-    found = []
-    while first * step <= high + 1e-9 * step:
-        found.append(round(first * step, 12))
-        first += 1
-    return found
+    numbers = range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)
+    return [round(number * step, 12) for number in numbers]
 
 
 # Figures of an additive model: the curve of each column, and the surfaces of the largest pairs.
@@ -855,7 +851,6 @@ def print_pdf(page: Path, pdf: Path) -> Path:
             raise PrintingError(
                 f"{program} could not print {page}: open it in a browser and print it to a file"
             )
-        part = pdf.with_name(f".{pdf.name}.part")
-        shutil.copyfile(made, part)
-        part.replace(pdf)
+        with replaced(pdf) as file:
+            file.write(made.read_bytes())
     return pdf

@@ -182,9 +182,9 @@ def plan_rows(plan: Plan) -> list[tuple[str, str]]:
         sizes = [part.sampling.expected_batch(plan.examples) for part in parts]
         rows += [
             ("sampling", parts[0].sampling.words().partition(", rate")[0]),
-            ("batch (expected)", _first_to_last(sizes, ",.0f")),
+            ("batch (expected)", first_to_last(sizes, ",.0f")),
             ("rounds", f"{plan.rounds:,} in {len(parts)} parts  ({plan.epochs:.3g} epochs)"),
-            ("noise multiplier σ", _first_to_last([p.noise_multiplier for p in parts], ".4g")),
+            ("noise multiplier σ", first_to_last([p.noise_multiplier for p in parts], ".4g")),
         ]
     alone = SEARCH_ALONE in plan.not_covered or PHASES_ALONE in plan.not_covered
     kind = plan.mechanism.rounds[0].clipping
@@ -224,7 +224,7 @@ def _preparation_text(plan: Plan, asked: Preparation) -> str:
     return f"{names} (alone ε {at_most(spent, '.2g')})"
 
 
-def _first_to_last(values: Sequence[float], form: str) -> str:
+def first_to_last(values: Sequence[float], form: str) -> str:
     """The first and the last number of a run's parts; one number where they are equal."""
     first, last = format(values[0], form), format(values[-1], form)
     return first if first == last else f"{first} to {last}"
@@ -518,7 +518,7 @@ def show_front(console: Console, front: Front) -> None:
         "rounds": "{0.rounds:,}",
         "gradients": "{0.gradients:,.0f}",
         "batch": "{0.plan.mean_batch:,.0f}",
-        "σ": lambda row: _first_to_last(
+        "σ": lambda row: first_to_last(
             [part.noise_multiplier for part in row.plan.privacy.mechanism], ".3g"
         ),
         "clip norm": "{0.plan.clip_norm:g}",

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.special import betaincinv, ndtr, ndtri
+from scipy.special import betaincinv, ndtr, ndtri, softmax
 from torch import Tensor, nn
 from torch.func import functional_call
 
@@ -126,9 +126,7 @@ class Decisions:
 
     def shares(self, outputs: NDArray[np.floating[Any]]) -> NDArray[np.float64]:
         """The probability of each class, (N, classes)."""
-        values = self.shifted(outputs)
-        found = np.exp(values - values.max(axis=1, keepdims=True))
-        return np.asarray(found / found.sum(axis=1, keepdims=True))
+        return np.asarray(softmax(self.shifted(outputs), axis=1))
 
     def chosen(self, outputs: NDArray[np.floating[Any]]) -> NDArray[np.int64]:
         """The class of the least expected cost for each record, int64, (N,)."""

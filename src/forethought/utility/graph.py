@@ -289,7 +289,6 @@ def increasing(name: str, values: Sequence[float]) -> tuple[float, ...]:
 
 
 def _spread(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    if values.shape[-1] == 1:
-        return np.zeros(values.shape[:-1])
-    deviations: NDArray[np.float64] = values.std(axis=-1, ddof=1)
+    own = min(1, values.shape[-1] - 1)  # a single draw has no spread
+    deviations: NDArray[np.float64] = values.std(axis=-1, ddof=own)
     return deviations

@@ -68,10 +68,6 @@ def _elementwise(layer: nn.Module, values: _Values, stack: Stack, copies: int) -
     return _Values(values.kind, layer(values.tensor))
 
 
-def _identity(layer: nn.Module, values: _Values, stack: Stack, copies: int) -> _Values:
-    return values
-
-
 def _pooling(layer: nn.Module, values: _Values, stack: Stack, copies: int) -> _Values:
     if values.tensor.ndim != 4:
         raise _UnsupportedError
@@ -125,10 +121,13 @@ RULES: dict[type[nn.Module], _Rule] = {
             nn.LeakyReLU,
             nn.Softplus,
             TemperedSigmoid,
+            # Nothing happens in these, in evaluation mode.
+            nn.Identity,
+            nn.Dropout,
+            nn.Dropout2d,
         ),
         _elementwise,
     ),
-    **dict.fromkeys((nn.Identity, nn.Dropout, nn.Dropout2d), _identity),
     **dict.fromkeys((nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d), _pooling),
     nn.Flatten: _flatten,
     nn.Linear: _linear,
@@ -422,7 +421,7 @@ def utility_graph(
         own = plan.with_(clip=replace(plan.clip, norm=norm))
         stopping = None
         if chosen.stop_at is not None:
-            stopping = _Stopping(trained, (*tested.take(rows), measure), chosen.stop_at, own)
+            stopping = _stopping(trained, (*tested.take(rows), measure), chosen.stop_at, own)
         with suppress(_ReachedError):
             train(trained, data, own, loss=loss, seed=seed, diagnostics=False, progress=stopping)
         perturbed = Perturbed(trained, *tested.take(rows), measure)
@@ -441,26 +440,19 @@ class _ReachedError(Exception):
     """Ends a training that has reached ``stop_at``."""
 
 
-class _Stopping:
+def _stopping(
+    model: nn.Module, tested: tuple[Any, Any, ScoreOutputs], least: float, plan: Plan
+) -> Callable[[Event], None]:
     """A progress callback: ends a training after the first pass with F of at least ``least``."""
+    every = max(1, round(plan.examples / plan.batch))
 
-    def __init__(
-        self, model: nn.Module, tested: tuple[Any, Any, ScoreOutputs], least: float, plan: Plan
-    ) -> None:
-        self._model, self._tested, self._least = model, tested, least
-        self._every = max(1, round(plan.examples / plan.batch))
+    def look(event: Event) -> None:
+        if event.round % every == 0:
+            seen = Perturbed(copy.deepcopy(model), *tested)
+            if seen.scores([0.0], 0, 0)[0] >= least:
+                raise _ReachedError
 
-    def __call__(self, event: Event) -> None:
-        if event.round % self._every:
-            return
-        inputs, targets, score = self._tested
-        modes = [(module, module.training) for module in self._model.modules()]
-        perturbed = Perturbed(self._model, inputs, targets, score)
-        reached = perturbed.scores([0.0], 0, 0)[0] >= self._least
-        for module, training in modes:
-            module.training = training
-        if reached:
-            raise _ReachedError
+    return look
 
 
 class Perturbed:

@@ -7,6 +7,7 @@ import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, ClassVar, Literal, get_args
 
@@ -20,6 +21,7 @@ from forethought.data.dataset import Split
 from forethought.data.synthetic import like
 from forethought.gradients.boundary import turns
 from forethought.rounds.contributions import Loss
+from forethought.training.metrics import outputs_of
 from forethought.training.run import train
 from forethought.values.checks import one_of, real, whole
 from forethought.values.plan import Plan
@@ -117,12 +119,9 @@ def quantile(scores: Scores, level: float) -> float | None:
     """
     sets = len(scores) + 1
     weighed = sorted((one, 1 / (sets * len(of))) for of in scores.values() for one in of)
-    summed = 0.0
-    for one, weight in weighed:
-        summed += weight
-        if summed >= level - 1e-9:
-            return one
-    return None
+    summed = accumulate(weight for _, weight in weighed)
+    found = (one for (one, _), share in zip(weighed, summed, strict=True) if share >= level - 1e-9)
+    return next(found, None)
 
 
 def calibrated(
@@ -164,27 +163,19 @@ PublicProxy = Dataset | Callable[[int], Dataset]
 
 @dataclass(frozen=True)
 class SyntheticSource:
-    """A function seed → a new task of one shape; see :func:`forethought.data.synthetic.like`."""
+    """A source for :func:`rehearse`: every seed gives a new task of this shape.
+
+    Args:
+        shape, classes, examples: see :func:`forethought.data.synthetic.like`.
+    """
 
     shape: tuple[int, ...]
     classes: int | None
     examples: int
-    noise: float = 1.0
     relation: ClassVar[Relation] = "synthetic"
 
     def __call__(self, seed: int) -> Dataset:
-        return like(self.shape, self.classes, self.examples, noise=self.noise, seed=seed)
-
-
-def synthetic(
-    shape: tuple[int, ...], classes: int | None, examples: int, *, noise: float = 1.0
-) -> SyntheticSource:
-    """A source of synthetic data for :func:`rehearse`: every seed gives a new task of this shape.
-
-    Args:
-        shape, classes, examples, noise: see :func:`forethought.data.synthetic.like`.
-    """
-    return SyntheticSource(shape, classes, examples, noise)
+        return like(self.shape, self.classes, self.examples, seed=seed)
 
 
 DrawRecords = Callable[[int], tuple[Split, Split, float, str]]
@@ -427,8 +418,7 @@ class Rehearsal(Stored):
 
     def _promise(self) -> str:
         """Sentences on the reliability of :attr:`interval`."""
-        if self.relation is None or self._model is None:
-            raise RuntimeError("an interval is offered of a relation and a kind of model")
+        assert self.relation is not None and self._model is not None
         sets = len(scores_of(self.relation, self._model))
         held, of = HELD[self._model][self.relation]
         return (
@@ -582,21 +572,10 @@ def rehearse(
     )
 
 
-# Test records that are predicted at a time, to bound the memory.
-_PIECE = 4096
-
-
 def _r_squared(model: nn.Module, test: Split) -> float:
     from sklearn.metrics import r2_score  # slow to load, and classes need none of it
 
-    first = next(model.parameters())
-    model.eval()  # training has left it with dropout on
-    with torch.no_grad():
-        outputs = [
-            model(part.to(first.device, first.dtype)).cpu()
-            for part in torch.split(torch.from_numpy(test.inputs), _PIECE)
-        ]
-    found = torch.cat(outputs).numpy().reshape(test.targets.shape)
+    found = outputs_of(model, test.inputs).reshape(test.targets.shape)
     return float(r2_score(test.targets, found))
 
 

@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any, BinaryIO, ClassVar, Self, TypeVar
 
 from forethought.values.checks import one_of
 
@@ -188,18 +188,24 @@ def digest(values: Any) -> str:
     return "sha256:" + hashlib.sha256(canonical(values).encode()).hexdigest()
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write a file atomically: after a crash the old file is still there."""
+@contextmanager
+def replaced(path: Path) -> Iterator[BinaryIO]:
+    """A context that writes a file atomically: after a crash the old file is still there."""
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        with part.open("w", encoding="utf-8") as file:
-            file.write(text)
+        with part.open("wb") as file:
+            yield file
             file.flush()
             os.fsync(file.fileno())
         part.replace(path)
-    except BaseException:
+    finally:
         part.unlink(missing_ok=True)
-        raise
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file atomically."""
+    with replaced(path) as file:
+        file.write(text.encode())
 
 
 class Stored:
