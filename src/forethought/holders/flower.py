@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -253,34 +254,7 @@ class Pause:
         return now
 
 
-# The app that a SuperLink gets: a ServerApp, a ClientApp, and the settings of the job.
-
-_APP = """[build-system]
-requires = ["hatchling"]
-build-backend = "hatchling.build"
-
-[project]
-name = "forethought-federation"
-version = "1.0.0"
-description = "A forethought federation, carried by Flower"
-license = "Apache-2.0"
-dependencies = []
-
-[tool.hatch.build.targets.wheel]
-packages = ["carried"]
-
-[tool.flwr.app]
-publisher = "forethought"
-
-[tool.flwr.app.components]
-serverapp = "carried.apps:server"
-clientapp = "carried.apps:client"
-
-[tool.flwr.app.config]
-job = ""
-keys = ""
-out = ""
-"""
+# The app that a SuperLink gets, beside flower_app.toml: a ServerApp and a ClientApp.
 
 
 _APPS = """from forethought.jobs.members import client_app, server_app
@@ -319,7 +293,7 @@ def submit(
     with tempfile.TemporaryDirectory(prefix="flower-") as folder:
         app, home = Path(folder) / "app", Path(folder) / "home"
         (app / "carried").mkdir(parents=True)
-        (app / "pyproject.toml").write_text(_APP, "utf-8")
+        shutil.copyfile(Path(__file__).with_name("flower_app.toml"), app / "pyproject.toml")
         (app / "carried" / "__init__.py").write_text("", "utf-8")
         (app / "carried" / "apps.py").write_text(apps, "utf-8")
         command = [str(program), "run", str(app)]

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from html import escape
+from importlib.resources import files
 from typing import Any
 
 from forethought.accounting.interval import at_least, at_most
@@ -19,46 +20,6 @@ from forethought.ledger.history import Point, history
 MOST_POINTS = 400
 WIDTH, HEIGHT = 720, 260
 _LEFT, _RIGHT, _TOP, _BOTTOM = 52, 16, 14, 34
-
-_STYLE = """
-:root{color-scheme:light dark;--ink:#1b1f24;--soft:#57606a;--rule:#d0d7de;--paper:#fff;
---tint:#f6f8fa;--line:#0b5cad;--over:#b3261e;--good:#1a6f37}
-@media (prefers-color-scheme:dark){:root{--ink:#e6edf3;--soft:#9aa4af;--rule:#3a424c;
---paper:#0f1318;--tint:#171d24;--line:#6cb2ff;--over:#ff8d85;--good:#6fd38c}}
-*{box-sizing:border-box}
-body{margin:0;background:var(--paper);color:var(--ink);font:16px/1.5 system-ui,sans-serif}
-main{max-width:1080px;margin:0 auto;padding:24px 16px 64px}
-h1{font-size:1.6rem;margin:0 0 4px;overflow-wrap:anywhere}h2{font-size:1.15rem;margin:36px 0 8px}
-p{max-width:68ch;margin:8px 0}a{color:var(--line)}code{overflow-wrap:anywhere;font-size:.85em}
-.soft{color:var(--soft)}.over{color:var(--over)}.good{color:var(--good)}
-dl.facts{display:grid;grid-template-columns:repeat(auto-fit,minmax(150px,1fr));gap:12px;
-margin:20px 0}
-dl.facts div{background:var(--tint);border:1px solid var(--rule);border-radius:8px;
-padding:10px 12px}
-dl.facts dt{color:var(--soft);font-size:.85rem}
-dl.facts dd{margin:2px 0 0;font-size:1.25rem;font-variant-numeric:tabular-nums;
-overflow-wrap:anywhere}
-svg{display:block;width:100%;height:auto}
-svg text{fill:var(--soft);font:12px system-ui,sans-serif}
-svg .grid{stroke:var(--rule)}svg .line{fill:none;stroke:var(--line);stroke-width:2.5}
-svg .limit{stroke:var(--over);stroke-dasharray:6 4;stroke-width:1.5}
-table{border-collapse:collapse;width:100%;font-size:.92rem}
-caption{text-align:left;color:var(--soft);padding:0 0 6px}
-th,td{text-align:left;vertical-align:top;padding:7px 10px;border-bottom:1px solid var(--rule)}
-thead th{background:var(--tint)}
-td[data-name=Purpose],td[data-name=Reason],td[data-name=By],th[scope=row]{overflow-wrap:anywhere}
-td[data-name=Purpose],td[data-name=Plan]{min-width:11rem}td[data-name=By]{min-width:7rem}
-.number{text-align:right;font-variant-numeric:tabular-nums;white-space:nowrap}
-@media (max-width:820px){
-table,tbody,tr,td,th[scope=row]{display:block}thead{position:absolute;width:1px;height:1px;
-overflow:hidden;clip-path:inset(50%)}
-caption{display:block}
-tr{border:1px solid var(--rule);border-radius:8px;margin:0 0 10px;padding:4px 0}
-td,td.number,th[scope=row]{border:0;padding:3px 12px;text-align:left;white-space:normal}
-svg text{font-size:24px}
-td[data-name]::before{content:attr(data-name) ": ";color:var(--soft)}}
-@media print{:root{--paper:#fff;--ink:#000}tr{break-inside:avoid}}
-"""
 
 
 def in_plain_words(charge: Charge) -> str:
@@ -340,10 +301,11 @@ def _curve(points: Sequence[Point], limit: float) -> str:
 
 
 def _page(title: str, body: Sequence[str]) -> str:
+    style = files(__package__).joinpath("page.css").read_text(encoding="utf-8")
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(title)}</title><style>{_STYLE}</style></head>"
+        f"<title>{escape(title)}</title><style>\n{style}</style></head>"
         f"<body><main>{''.join(body)}</main></body></html>\n"
     )
 
