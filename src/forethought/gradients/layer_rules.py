@@ -136,14 +136,10 @@ def _matmul(use: Use) -> Terms:
         yield "input", Outer([(_rows(gradient.mT), _rows(right.mT))])
 
 
-def _right_factor(arguments: Named, parameters: Named) -> bool:
-    return "mat1" not in parameters and arguments["mat1"].dim() == 2
-
-
 @_rule(
     *("addmm", "input mat1 mat2", "input mat1 mat2", "mat1"),
     *(torch.addmm, torch.Tensor.addmm),
-    accepts=_right_factor,
+    accepts=lambda arguments, trained: "mat1" not in trained and arguments["mat1"].dim() == 2,
 )
 def _addmm(use: Use) -> Terms:
     if "mat2" in use.trained:
@@ -351,17 +347,17 @@ def _each_image(use: Use, normalise: Callable[..., Tensor], *given: Any) -> Tens
     return images.reshape(value.shape)
 
 
+def _frozen_batch(use: Use) -> Tensor:
+    known = (wide(use.arguments[name]) for name in ("running_mean", "running_var"))
+    return _each_image(use, F.batch_norm, *known)
+
+
 def _group(use: Use) -> Tensor:
     return _each_image(use, F.group_norm, use.arguments["num_groups"])
 
 
 def _instance(use: Use) -> Tensor:
     return _each_image(use, F.instance_norm)
-
-
-def _frozen_batch(use: Use) -> Tensor:
-    known = (wide(use.arguments[name]) for name in ("running_mean", "running_var"))
-    return _each_image(use, F.batch_norm, *known)
 
 
 def _own(arguments: Named, parameters: Named) -> bool:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
+from operator import itemgetter
 from typing import Any, cast
 
 import torch
@@ -730,7 +731,7 @@ def _run(
             parameter.grad = None
         with torch.set_grad_enabled(trained is not None), alone:
             inputs, targets = batch.some(torch.tensor([at]))
-            inputs, targets = (batches.mapped(tree, _only) for tree in (inputs, targets))
+            inputs, targets = (batches.mapped(tree, itemgetter(0)) for tree in (inputs, targets))
             outputs = batches.call(model, inputs)
             values = loss(outputs, targets)
         if isinstance(values, Tensor) and values.dim() == 0 and batch.each == 1:
@@ -751,10 +752,6 @@ def _run(
     finally:
         for parameter, gradient in zip(parameters, kept, strict=True):
             parameter.grad = gradient
-
-
-def _only(leaf: Tensor) -> Tensor:
-    return leaf[0]
 
 
 def _check(

@@ -44,16 +44,14 @@ def groups_of(works: Sequence[Work], clients: int) -> list[list[Work]]:
         place = open_at.get(key)
         if place is not None:
             group = groups[place]
-            if len(group) < TOGETHER and _same(group[0], work):
+            held = group[0].weights
+            same = held is work.weights or np.array_equal(held, work.weights)
+            if same and len(group) < TOGETHER:
                 group.append(work)
                 continue
         open_at[key] = len(groups)
         groups.append([work])
     return groups
-
-
-def _same(one: Work, other: Work) -> bool:
-    return one.weights is other.weights or np.array_equal(one.weights, other.weights)
 
 
 class InProcess:

@@ -502,14 +502,13 @@ def _blocks(
     length = len(mechanism)
     starts = sorted({length * block // blocks for block in range(blocks)})
     try:
-        cut = [_between(mechanism, *ends) for ends in pairwise([*starts, length])]
+        cut = [
+            (mechanism.after(start) if start else mechanism).first(end - start)
+            for start, end in pairwise([*starts, length])
+        ]
     except UnsupportedMechanismError:
         starts, cut = [0], [mechanism]
     return tuple((at, least_time(clock, part, group)) for at, part in zip(starts, cut, strict=True))
-
-
-def _between(mechanism: Mechanism, start: int, end: int) -> Mechanism:
-    return (mechanism.after(start) if start else mechanism).first(end - start)
 
 
 @lru_cache(maxsize=4096)

@@ -35,6 +35,7 @@ from forethought.gradients.batches import (
 )
 from forethought.gradients.boundary import ExternalState, ModuleState, Refused, shards_of, turns
 from forethought.gradients.clipped import cross_entropy_slope, placed, rows_alike, separable
+from forethought.gradients.passes import check_loss as compare_losses
 from forethought.gradients.sums import (
     CHARGE,
     Ones,
@@ -589,14 +590,15 @@ def check_loss(
             groups = torch.zeros(batch_size(inputs, targets), dtype=torch.int64)
             clipped_sum(model, loss, inputs, targets, 1.0, groups)
             return
-        inputs, targets = _made_up(records)
         clipped_sum(model, loss, placed(inputs, dims), targets, 1.0, batch_dims=dims)
         if dims is None and shards_of(model) is None:
-            _tell_mixing(model, inputs)
+            inputs, targets = blank(records, _TRIED)
+            _refuse_mixing(model, loss, inputs, _unequal(targets))
+            _tell_mixing(model, _unequal(inputs))
 
 
-def _made_up(records: Records) -> tuple[Any, Any]:
-    """A few unequal records in the form of the given ones: equal ones are equal to their mean.
+def _unequal(made_up: Any) -> Any:
+    """Made-up records that differ, since equal ones are equal to their mean.
 
     They hold fixed numbers between 0 and 1, which are probabilities too, or the whole number 0,
     which is a class and an index of any model.
@@ -607,8 +609,25 @@ def _made_up(records: Records) -> tuple[Any, Any]:
         made = 0.05 + 0.9 * torch.rand(leaf.shape, generator=generator)
         return made.to(leaf) if leaf.is_floating_point() else leaf
 
-    found: tuple[Any, Any] = mapped(blank(records, _TRIED), some)
-    return found
+    return mapped(made_up, some)
+
+
+def _refuse_mixing(model: torch.nn.Module, loss: Loss, inputs: Any, targets: Any) -> None:
+    """Refuse a loss that gives one of several unequal outputs another value than it has alone."""
+    try:
+        with torch.random.fork_rng(devices=[]):
+            with torch.no_grad():
+                outputs = _unequal(call(model, inputs))
+            each = [mapped((outputs, targets), itemgetter(slice(i, i + 1))) for i in range(_TRIED)]
+            values, again = (torch.cat([loss(*one).reshape(1) for one in each]) for _ in range(2))
+        if not torch.equal(values, again):  # at random, or by what it saw before
+            return
+    except Exception:  # a loss or a model of another form was tried above
+        return
+    try:
+        compare_losses(loss, lambda: outputs, targets, values)
+    except Refused as reason:
+        raise ValueError(str(reason)) from None
 
 
 def _tell_mixing(model: torch.nn.Module, inputs: Any) -> None:
