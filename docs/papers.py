@@ -167,6 +167,10 @@ def rates() -> None:
 
 def beside_a_plan() -> None:
     print("\n### The bounds beside a plan: 10,000 records, 50 parameters, ε 2, M 0.25, gap 0.69\n")
+    print(
+        "Propositions 3 and 4 are of the paper's own steps and noise, without sampling and "
+        "clipping: a plan's rounds may be above them.\n"
+    )
     asked = {"examples": 10_000, "parameters": 50, "budget": ft.Budget(2.0, 1e-5)}
     plan = ft.plan(**asked, learning_rate=0.2)
     print("| bound | of | what runs | printed | proven |\n| --- | --- | --- | --- | --- |")
