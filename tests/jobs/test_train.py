@@ -226,11 +226,3 @@ def test_a_search_takes_the_jobs_loss_data_and_words(tmp_path: Path) -> None:
     assert any(
         "weights of the classes" in str(c) for c in load(tmp_path / "loud").statement.assumptions
     )
-
-
-def test_a_search_measures_nothing_that_it_does_not_pay_for(tmp_path: Path) -> None:
-    text = JOB.replace("[training]", "[budget]\nepsilon = 3.0\n[training]") + 'metrics = ["AUC"]\n'
-    request = JobRequest("job", text, Job.parse(text))
-    with pytest.raises(JobError, match="metrics"):
-        tune_job(request, tmp_path / "run", [0.1], TRIALS)
-    assert not (tmp_path / "run").exists()

@@ -195,6 +195,8 @@ def in_blocks(total: int, length: int, part: Callable[[int, int], Tensor]) -> Te
 # on the left does not decide, so that a row has the same bits in every block; nor does the clock,
 # so that a run has the same bits when it is resumed.
 MANY = 1 << 15
+# A clipped sum of fewer products is left to torch: its rows are no records.
+LEAST_PRODUCTS = 1 << 22
 
 
 def _by_onednn() -> Callable[..., Tensor] | None:
@@ -266,7 +268,8 @@ def product_in_blocks(
     (rows, total), columns = one.shape, other.shape[1]
     if result is None:
         result = one.new_empty(rows, columns, dtype=torch.float64)
-    if _large(one, other) and not one.is_contiguous():
+    fast = rows * other.numel() >= LEAST_PRODUCTS and _large(one, other)
+    if fast and not one.is_contiguous():
         # oneDNN's operator copies its first matrix into rows: let that be the smaller one.
         if other.numel() < one.numel():
             return product_in_blocks(other.t(), one.t(), length, result.t()).t()
@@ -279,7 +282,7 @@ def product_in_blocks(
         result[at : at + step] = in_blocks(
             total,
             length,
-            lambda at, to: matmul(few[:, at:to], other[at:to]),  # noqa: B023
+            lambda at, to: (matmul if fast else torch.mm)(few[:, at:to], other[at:to]),  # noqa: B023
         )
     return result
 

@@ -764,8 +764,8 @@ def tune_job(
         trials: distribution of the number of trials. scoring: as for ``forethought.tune``.
 
     Raises:
-        JobError: no budget, no held-out data to score on, or metrics to measure on them, which
-            nothing would pay for. OverBudgetError: the job's ledger has too little budget left.
+        JobError: no budget, or no held-out data to score on. OverBudgetError: the job's ledger has
+            too little budget left.
     """
     if request.job.payer is not None:
         request.job.payer.require()  # report an exhausted budget before the data are read
@@ -776,11 +776,6 @@ def tune_job(
     job.recognise(data_dir, loaded.dataset)
     if job.budget.epsilon is None or loaded.dataset.test is None:
         raise JobError("a private search needs a budget, and held-out data to score trials on")
-    if job.run.metrics is not None:
-        raise JobError(
-            "[run] metrics: of the held-out data a private search shows the score that it pays for "
-            "and nothing else: leave metrics out"
-        )
     dataset, given = loaded.dataset, job.data.standardise
     if isinstance(given, tuple):
         apply = _declared(given, loaded.features).apply
