@@ -191,12 +191,11 @@ def in_blocks(total: int, length: int, part: Callable[[int, int], Tensor]) -> Te
 
 
 # oneDNN computes products with a matrix of at least MANY numbers on x86 processors that Intel has
-# not made: MKL, which torch takes for float32, has half of oneDNN's speed there. The number of rows
-# on the left does not decide, so that a row has the same bits in every block; nor does the clock,
-# so that a run has the same bits when it is resumed.
-MANY = 1 << 15
-# A clipped sum of fewer products is left to torch: its rows are no records.
-LEAST_PRODUCTS = 1 << 22
+# not made, where it is faster than MKL, which torch takes for float32. The number of rows on the
+# left does not decide, so that a row has the same bits in every block; nor does the clock, so that
+# a run has the same bits when it is resumed. A clipped sum, whose rows are no records, is left to
+# torch below LEAST_PRODUCTS multiplications.
+MANY, LEAST_PRODUCTS = 1 << 15, 1 << 22
 
 
 def _by_onednn() -> Callable[..., Tensor] | None:
@@ -277,13 +276,17 @@ def product_in_blocks(
     # On the CPU a few rows at a time are still in the cache when they are converted; other devices
     # take all at once. One buffer: new memory for every block costs as much as the products.
     step = max(FEW_ROWS, CACHED // max(1, columns)) if one.device.type == "cpu" else rows
+    buffer = one.new_empty(min(step, rows), columns) if total > length and not fast else None
     for at in range(0, rows, step):
         few = one[at : at + step]
-        result[at : at + step] = in_blocks(
-            total,
-            length,
-            lambda at, to: (matmul if fast else torch.mm)(few[:, at:to], other[at:to]),  # noqa: B023
-        )
+        sums = (matmul if fast else torch.mm)(few[:, :length], other[:length])
+        for start in range(length, total, length):
+            left, right = few[:, start : start + length], other[start : start + length]
+            if buffer is None:
+                sums += matmul(left, right)
+            else:
+                sums += torch.mm(left, right, out=buffer[: len(few)])
+        result[at : at + step] = sums
     return result
 
 
