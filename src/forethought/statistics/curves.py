@@ -194,7 +194,7 @@ class Survival(_OfSums):
         times = rows.numbers(self.time, self.missing)
         words = rows.words(self.event, self.missing).astype(str)
         kept &= ~np.isnan(times) & (words != "")
-        times, happened = times[kept], (words == spelled([self.happened])[0])[kept]
+        times, happened = times[kept], (words == spelled(self.happened))[kept]
         width = self.until / self.steps
         place = np.ceil(np.clip(times, 0, self.until) / width).astype(np.int64) - 1
         place = place.clip(0, self.steps - 1)
@@ -290,7 +290,7 @@ class AUC(_OfSums):
         scores = rows.numbers(self.score, self.missing)
         words = rows.words(self.label, self.missing).astype(str)
         kept = self.kept(rows) & (words != "")
-        positive = words == spelled([self.positive])[0]
+        positive = words == spelled(self.positive)
         return np.concatenate(
             [
                 cumulative.encoded(kinds.binned(scores[kept & of_class], self.range, self.bins))

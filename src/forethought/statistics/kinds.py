@@ -190,8 +190,8 @@ class Statistic(ABC):
                 numbers = rows.numbers(name, self.missing)
                 found &= (numbers >= value[0]) & (numbers < value[1])
             else:
-                words = spelled((value,) if isinstance(value, str) else value)
-                found &= np.isin(rows.words(name, self.missing).astype(str), words.to_list())
+                words = [spelled(one) for one in ((value,) if isinstance(value, str) else value)]
+                found &= np.isin(rows.words(name, self.missing).astype(str), words)
         return found
 
     def to_dict(self) -> dict[str, Any]:
@@ -475,12 +475,12 @@ class Histogram(OfColumn):
         object.__setattr__(self, "categories", words)
         if bool(words) == (self.range is not None):
             raise ValueError("a histogram has either categories or a range with bins")
-        if spelled(words).n_unique() < len(words) or len(words) > MOST_CATEGORIES:
+        if len(set(map(spelled, words))) < len(words) or len(words) > MOST_CATEGORIES:
             raise ValueError(
                 f'categories are at most {MOST_CATEGORIES} different words; "1", "1.0" and "true" '
                 "are the same one"
             )
-        if not all(spelled(words)):
+        if not all(map(spelled, words)):
             raise ValueError("categories: an empty word stands for a missing entry: drop it")
         if self.range is not None:
             object.__setattr__(self, "range", ranged(self.range))
@@ -508,7 +508,7 @@ class Histogram(OfColumn):
             return binned(rows.numbers(self.column, self.missing)[kept], self.range, self.bins)
         words = rows.words(self.column, self.missing)[kept]
         # Each word is in one bin, the last one if it is not declared; a missing entry, "", in none.
-        place = {one: i for i, one in enumerate(spelled(self.categories))}
+        place = {one: i for i, one in enumerate(map(spelled, self.categories))}
         rest = len(self.categories)
         found = [place.get(one, rest) for one in words if one]
         return np.bincount(found, minlength=rest + 1)[: self.size].astype(np.float64)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import date, time
@@ -22,6 +23,10 @@ Array = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 # From here on a float stands for several whole numbers.
 _EXACT = 2.0**53
+
+_WHOLE = re.compile(r"^(-?\d+|\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)\.0+$")
+_MIDNIGHT = re.compile(r"^(\d{4}-\d\d-\d\d) 00:00:00$")
+_TRUTHS = {"true": "1", "false": "0"}
 
 # How an entry is written must depend on that entry alone. A column's type does not: one more record
 # can give all others another number of decimals, or make floats of whole numbers.
@@ -47,12 +52,10 @@ def word(entry: Any) -> str | None:
     return str(entry)
 
 
-def spelled(words: pl.Series | Iterable[str | None]) -> pl.Series:
-    """Words in one spelling, each by itself: "1.0" and "true" are "1", a midnight is its day."""
-    text = pl.Series(words, dtype=pl.String).str.strip_chars()
-    text = text.str.replace(r"^(-?\d+|\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)\.0+$", "$1")
-    text = text.str.replace(r"^(\d{4}-\d\d-\d\d) 00:00:00$", "$1")
-    return text.str.replace("^(?i:true)$", "1").str.replace("^(?i:false)$", "0")
+def spelled(text: str) -> str:
+    """A word in one spelling: "1.0" and "true" are "1", a midnight is its day."""
+    text = _WHOLE.sub(r"\1", text.strip())
+    return _TRUTHS.get(text.lower(), _MIDNIGHT.sub(r"\1", text))
 
 
 @dataclass(frozen=True)
@@ -113,8 +116,9 @@ class TableRows:
             entries = pl.Series(map(word, entries.to_numpy()), dtype=pl.String)
         elif entries.dtype.is_decimal():
             entries = pl.Series(map(word, entries), dtype=pl.String)
-        text = spelled(entries.cast(pl.String)).fill_null("")
-        return np.where(absent.to_numpy(), "", text.to_numpy())
+        text = entries.cast(pl.String).fill_null("").to_list()
+        own = {one: spelled(one) for one in set(text)}
+        return np.where(absent.to_numpy(), "", np.array([own[one] for one in text], dtype=object))
 
     def _entries(self, name: str) -> pl.Series:
         if name not in self.frame.columns:
