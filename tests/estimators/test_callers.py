@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from sklearn.base import clone
 from sklearn.calibration import CalibratedClassifierCV
 from sklearn.compose import TransformedTargetRegressor, make_column_transformer
-from sklearn.ensemble import BaggingClassifier, VotingClassifier
+from sklearn.ensemble import BaggingClassifier, StackingClassifier, VotingClassifier
 from sklearn.feature_selection import SequentialFeatureSelector
 from sklearn.impute import SimpleImputer
 from sklearn.model_selection import (
@@ -20,6 +20,7 @@ from sklearn.model_selection import (
     TunedThresholdClassifierCV,
     cross_val_score,
 )
+from sklearn.multiclass import OneVsOneClassifier, OneVsRestClassifier
 from sklearn.pipeline import make_pipeline, make_union
 from sklearn.preprocessing import (
     FunctionTransformer,
@@ -118,6 +119,44 @@ def test_bagging_that_repeats_records_is_refused(jobs: int, table: Table) -> Non
     with warnings.catch_warnings():
         warnings.simplefilter("error", SelectionNotCoveredWarning)
         BaggingClassifier(private(l2=0.1), n_estimators=2, bootstrap=False).fit(*table)
+
+
+def test_one_against_one_tells_the_number_of_records_of_a_label(table: Table) -> None:
+    features, labels = table
+    with pytest.raises(ValueError, match="OneVsRestClassifier"):
+        OneVsOneClassifier(private(l2=0.1)).fit(features, labels + (features[:, 0] > 1))
+
+
+@pytest.mark.parametrize("jobs", [None, 2])
+@pytest.mark.parametrize("process", ["fit", "fit_transform"])
+@pytest.mark.filterwarnings("ignore::forethought.estimators.SelectionNotCoveredWarning")
+def test_workers_name_what_their_parent_saw(jobs: int | None, process: str, table: Table) -> None:
+    """A worker's stack begins at its own first frame; so clones bring along what was above."""
+    from joblib import parallel_backend
+
+    voting = VotingClassifier([("one", private(l2=0.1))], n_jobs=jobs)
+    stacked = StackingClassifier([("one", private(l2=0.1))], n_jobs=jobs, cv=2)
+    rest = OneVsRestClassifier(private(l2=0.1), n_jobs=jobs)
+    with parallel_backend("threading"):
+        for made in (voting, stacked):
+            getattr(make_pipeline(StandardScaler(), made), process)(*table)
+        make_pipeline(StandardScaler(), rest).fit(*table)
+    (voter,), (layer,), (one,) = voting.estimators_, stacked.estimators_, rest.estimators_
+    named = {caveat.code: caveat.detail for caveat in voter.statement_.not_covered}
+    assert named[PREPARED].endswith("StandardScaler")
+    assert codes(layer) >= {CHOSEN, PREPARED}
+    # It is cloned in the worker: that something was not seen is all that can be said.
+    assert PREPARED in codes(one)
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_masked_entries_are_refused(place: int, table: Table) -> None:
+    given = list(table)
+    given[place] = np.ma.masked_array(given[place], mask=np.zeros_like(given[place], bool))
+    private(l2=0.1).fit(*given)
+    given[place][3] = np.ma.masked
+    with pytest.raises(ValueError, match="masked"):
+        private(l2=0.1).fit(*given)
 
 
 def test_searches_over_clones_of_one_estimator_warn_once(table: Table) -> None:

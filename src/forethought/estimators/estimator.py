@@ -9,7 +9,8 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Self, get_args
+from types import FrameType
+from typing import Any, ClassVar, NamedTuple, Self, get_args
 
 import numpy as np
 import torch
@@ -188,8 +189,8 @@ _BAGGING = (ensemble.BaggingClassifier, ensemble.BaggingRegressor)
 # Estimators of estimators that do nothing with the records but fit their parts.
 _ONLY_FIT = (
     *(*_BAGGING, ensemble.VotingClassifier, ensemble.VotingRegressor),
-    *(multiclass.OneVsRestClassifier, multiclass.OneVsOneClassifier),
-    *(multiclass.OutputCodeClassifier, multioutput.ClassifierChain, multioutput.RegressorChain),
+    *(multiclass.OneVsRestClassifier, multiclass.OutputCodeClassifier),
+    *(multioutput.ClassifierChain, multioutput.RegressorChain),
     *(multioutput.MultiOutputClassifier, multioutput.MultiOutputRegressor),
     *(SelectFromModel, FixedThresholdClassifier),
 )
@@ -204,27 +205,62 @@ class _Family:
 _families: weakref.WeakKeyDictionary[Any, _Family] = weakref.WeakKeyDictionary()
 
 
-def _running(kind: type[Any] | tuple[type[Any], ...]) -> Iterator[Any]:
-    """Every object of the classes whose ``fit`` is running in this thread, innermost first."""
-    frame = sys._getframe(1)
+_FITS = ("fit", "fit_transform", "fit_predict")
+
+
+class _Callers(NamedTuple):
+    """What runs around a fit or a clone, as far as the call stack of this thread shows it."""
+
+    search: str = ""  # the innermost that uses private models' outputs
+    steps: tuple[str, ...] = ()  # fitted before, on values of the data
+    unseen: bool = False  # the stack begins in a worker of joblib
+
+    def joined(self, clone: _Callers) -> _Callers:
+        """Together with what ran when a clone was made, perhaps in another process."""
+        steps = dict.fromkeys((*self.steps, *clone.steps))
+        return _Callers(self.search or clone.search, tuple(steps), self.unseen and clone.unseen)
+
+
+def _callers() -> _Callers:
+    """The callers in this thread.
+
+    Raises:
+        ValueError: one of them gives records to some fits only, by their labels, or several times.
+    """
+    search, unseen = "", False
+    steps: list[Any] = []
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        owner = None
-        if frame.f_code.co_name == "fit":
+        name, owner = frame.f_code.co_name, None
+        if name in _FITS:
             owner = frame.f_locals.get("self")
-        elif frame.f_code.co_name == "_parallel_build_estimators":  # of bagging, in any process
+        elif name == "_parallel_build_estimators":  # of bagging, in any process
             owner = frame.f_locals.get("ensemble")
-        if isinstance(owner, kind):
-            yield owner
-        frame = frame.f_back  # type: ignore[assignment]
+        elif name == "__call__" and frame.f_globals.get("__name__") == "joblib.parallel":
+            unseen = type(frame.f_locals.get("self")).__name__ == "BatchedCalls"
+        if name == "_fit_ovo_binary":
+            raise ValueError(
+                "OneVsOneClassifier gives a record to the fits of its own label, and so tells how "
+                "many records each label has: give the classes to the private estimator itself, or "
+                "use OneVsRestClassifier"
+            )
+        if isinstance(owner, _BAGGING) and owner.bootstrap:
+            raise ValueError(
+                f"{type(owner).__name__} gives a record to one fit several times, where the "
+                "guarantee counts it once: use bootstrap=False"
+            )
+        if isinstance(owner, MetaEstimatorMixin) and not isinstance(owner, _ONLY_FIT):
+            search = search or type(owner).__name__
+        if isinstance(owner, Pipeline):
+            steps += [step for _, step in owner.steps[:-1]]
+        if isinstance(owner, TransformedTargetRegressor):
+            steps.append(owner.transformer)
+        frame = frame.f_back
+    names = dict.fromkeys(name for step in steps for name in fitted_on_data(step))
+    return _Callers(search, tuple(names), unseen)
 
 
-def _chooser() -> Any | None:
-    """The innermost estimator, running in this thread, that uses private models' outputs."""
-    every = _running(MetaEstimatorMixin)
-    return next((owner for owner in every if not isinstance(owner, _ONLY_FIT)), None)
-
-
-def cloned(original: BaseEstimator, clone: BaseEstimator) -> None:
+def cloned(original: PrivateEstimator, clone: PrivateEstimator) -> None:
     """Note a clone; warn once for all clones of an estimator if a search or its like makes them.
 
     A search makes its clones in the process that called it, even if other processes fit them.
@@ -234,11 +270,15 @@ def cloned(original: BaseEstimator, clone: BaseEstimator) -> None:
     """
     family = _families.setdefault(original, _Family())
     _families[clone] = family
-    search = _chooser()
-    if search is not None and not family.warned:
+    callers = _callers()
+    # A worker sees the first frames of its own process only: what its parent saw goes with it.
+    if callers.unseen:
+        callers = callers.joined(_Callers(*original._cloned_by))
+    clone.__dict__["_cloned_by"] = tuple(callers)
+    if callers.search and not family.warned:
         family.warned = True
         warnings.warn(
-            f"{type(search).__name__} chooses by what private models say of the private data: "
+            f"{callers.search} chooses by what private models say of the private data: "
             "every fit spends its own ε, and the choice is covered by none of them. "
             "forethought.tune searches privately, with one statement for the whole search",
             SelectionNotCoveredWarning,
@@ -257,29 +297,22 @@ def _outside() -> int:
     return level
 
 
-def circumstances() -> tuple[Caveat, ...]:
+def circumstances(fitted: PrivateEstimator) -> tuple[Caveat, ...]:
     """The caveats about the callers of a running fit, for its Statement.
 
     Raises:
-        ValueError: bagging gives a record to one fit several times.
+        ValueError: a caller gives records to some fits only, by their labels, or several times.
     """
+    callers = _callers().joined(_Callers(*fitted._cloned_by))
     found = []
-    for bagging in _running(_BAGGING):
-        if bagging.bootstrap:
-            raise ValueError(
-                f"{type(bagging).__name__} gives a record to one fit several times, where the "
-                "guarantee counts it once: use bootstrap=False"
-            )
-    search = _chooser()
-    if search is not None:
-        words = f"what {type(search).__name__} chooses, by models' outputs for the same records"
+    if callers.search:
+        words = f"what {callers.search} chooses, by models' outputs for the same records"
         found.append(Caveat("chosen-on-private-data", words))
-    steps = [step for pipeline in _running(Pipeline) for _, step in pipeline.steps[:-1]]
-    targets = [owner.transformer for owner in _running(TransformedTargetRegressor)]
-    names = dict.fromkeys(name for step in (*steps, *targets) for name in fitted_on_data(step))
-    if names:
-        words = f"by steps that were fitted before: {', '.join(names)}"
-        found.append(Caveat("preparation-from-data", words))
+    steps = [f"by steps that were fitted before: {', '.join(callers.steps)}"] * bool(callers.steps)
+    if callers.unseen:
+        steps.append("perhaps by what called the worker that fitted this, which it cannot see")
+    if steps:
+        found.append(Caveat("preparation-from-data", "; ".join(steps)))
     return tuple(found)
 
 
@@ -416,6 +449,8 @@ class PrivateEstimator(BaseEstimator):
     plan_: Any = field(init=False)
     n_iter_: int = field(init=False)
 
+    # What ran when this was cloned; a clone's own one is an attribute of its own, and pickled.
+    _cloned_by: ClassVar[tuple[Any, ...]] = tuple(_Callers(unseen=True))
     # Private attributes for the operator, which are not pickled.
     _diagnostics: ClassVar[tuple[str, ...]] = ()
 
@@ -423,6 +458,11 @@ class PrivateEstimator(BaseEstimator):
         tags = super().__sklearn_tags__()
         tags.input_tags.sparse = True
         return tags
+
+    def _validated(self, X: Any, y: Any, **options: Any) -> tuple[Any, Any]:
+        if np.ma.is_masked(X) or np.ma.is_masked(y):
+            raise ValueError("masked entries would be used: fill them, or drop those records")
+        return validate_data(self, X, y, accept_sparse="csr", **options)  # type: ignore[no-any-return]
 
     def __sklearn_clone__(self) -> Self:
         clone: Self = super().__sklearn_clone__()
@@ -467,7 +507,7 @@ class PrivateEstimator(BaseEstimator):
             budget=budget(self.epsilon, self.delta, self.adjacency, len(data[1])),
             adjacency=self.adjacency,
             model=module,
-            not_covered=(*found, *circumstances()),
+            not_covered=(*found, *circumstances(self)),
             **known,
         )
         run = train(

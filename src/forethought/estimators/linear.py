@@ -111,8 +111,7 @@ class _PrivateLinear(PrivateEstimator):
     _diagnostics: ClassVar[tuple[str, ...]] = ("features_clipped_", "targets_clipped_")
 
     def _checked(self, X: Any, y: Any, **options: Any) -> tuple[Any, NDArray[Any]]:
-        X, y = validate_data(self, X, y, dtype=_FLOATS, accept_sparse="csr", **options)
-        return X, y
+        return self._validated(X, y, dtype=_FLOATS, **options)
 
     def _shape(self, X: Any, ball: Ball, outputs: int = 1) -> dict[str, float]:
         """The arguments of every problem: the bound, λ, the constant column, and the radius.
@@ -151,7 +150,7 @@ class _PrivateLinear(PrivateEstimator):
             examples=X.shape[0],
             features=X.shape[1],
             adjacency=self.adjacency,
-            not_covered=(*found, *circumstances()),
+            not_covered=(*found, *circumstances(self)),
         )
         run = convex.descend(plan, X, targets, seeds=seeds, above=self.above, ledger=self.ledger)
         self.plan_, self.statement_, self.n_iter_ = plan, run.statement, plan.rounds

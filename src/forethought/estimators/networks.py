@@ -123,9 +123,7 @@ class _PrivateNetwork(PrivateEstimator):
             )
 
     def _checked(self, X: Any, y: Any, **options: Any) -> tuple[NDArray[Any], NDArray[Any]]:
-        X, y = validate_data(
-            self, X, y, dtype=np.float32, accept_sparse="csr", allow_nd=True, **options
-        )
+        X, y = self._validated(X, y, dtype=np.float32, allow_nd=True, **options)
         return _dense(X), y
 
     def _run_module(self, X: Any) -> torch.Tensor:
