@@ -209,7 +209,7 @@ _FITS = ("fit", "fit_transform", "fit_predict")
 
 
 class _Callers(NamedTuple):
-    """What runs around a fit or a clone, as far as the call stack of this thread shows it."""
+    """All that runs around a fit or a clone, as far as this thread's call stack shows it."""
 
     search: str = ""  # the innermost that uses private models' outputs
     steps: tuple[str, ...] = ()  # fitted before, on values of the data
