@@ -17,7 +17,7 @@ from forethought.auditing import audit as auditing
 from forethought.auditing.canaries import sizes_of
 from forethought.auditing.sensitivity import model_sensitivity
 from forethought.auditing.verdict import Audit, Finding, certain
-from forethought.gradients import clipped
+from forethought.gradients import clipped, sums
 from forethought.gradients.batches import Blocks
 from forethought.rounds import contributions
 from forethought.rounds.contributions import cross_entropy
@@ -160,7 +160,7 @@ def test_a_block_that_varies_with_the_batch_is_refuted(monkeypatch: pytest.Monke
         return torch.nn.functional.linear(x, *layer) * (1 + len(x) % 16 * 2.0**-50)
 
     functions = SimpleNamespace(**{**vars(torch.nn.functional), "linear": ending_otherwise})
-    monkeypatch.setattr(clipped, "F", functions)
+    monkeypatch.setattr(sums, "F", functions)
     # What the probe makes of it is for others to test, and hangs on the machine's own products.
     monkeypatch.setattr(clipped, "probed", lambda blocks, *rest: blocks)
     assert [finding.violated for finding in findings()] == [False]
@@ -184,6 +184,9 @@ def test_arguments_that_do_not_fit_are_named() -> None:
         ft.audit(PLAN, torch.nn.Linear(2, 2))
     with pytest.raises(ValueError, match="false_alarm"):
         ft.audit(PLAN, false_alarm=0.5)
+    for name in ("loss", "progress"):
+        with pytest.raises(TypeError, match=f"{name} must be"):
+            ft.audit(PLAN, **{name: 0})
     with pytest.raises(ValueError, match="for 200 examples,"):
         data = (torch.zeros(3, 2), torch.zeros(3, dtype=torch.int64))
         ft.audit(PLAN, torch.nn.Linear(2, 2), data, level="quick")

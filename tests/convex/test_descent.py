@@ -193,6 +193,20 @@ def test_a_run_and_its_statement() -> None:
     assert "floating-point-noise" not in {caveat.code for caveat in held.caveats}
 
 
+def test_masked_entries_are_refused() -> None:
+    X, y = _data()
+    problem = convex.LogisticRegression(feature_bound=2.0, l2=0.01)
+    plan = convex.plan(problem, BUDGET, examples=80, features=3)
+    hidden = np.ma.masked_array(X, mask=np.zeros_like(X, bool)), np.ma.masked_array(y)
+    convex.descend(plan, *hidden)  # none is masked
+    for place in range(2):
+        given = [X, y]
+        given[place] = hidden[place]
+        given[place][3] = np.ma.masked
+        with pytest.raises(ValueError, match="masked entries"):
+            convex.descend(plan, *given)
+
+
 def test_a_round_opens_once_and_a_transcript_must_match() -> None:
     X, y = _data()
     problem = convex.LogisticRegression(feature_bound=2.0, l2=0.01)

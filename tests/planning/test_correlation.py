@@ -13,7 +13,7 @@ import forethought as ft
 from forethought.accounting.theorems import sensitivity_over_turns
 from forethought.jobs.job import Job
 from forethought.planning import defaults
-from forethought.planning.alternatives import next_phase
+from forethought.planning.alternatives import in_phases, next_phase
 from forethought.planning.defaults import noise_to_signal
 from forethought.planning.solve import PlanError, neighbours
 from forethought.values.mechanism import Correlated, CyclicPoisson
@@ -133,6 +133,9 @@ def test_what_cannot_be_planned_says_what_to_change() -> None:
             budget=ft.Budget(2.0, 1e-5),
             like=part,
         )
+    whole = ft.Plan(ft.Mechanism(part), 100, 1e-5, budget=ft.Budget(9.0, 1e-5))
+    with pytest.raises(PlanError, match="independent noise"):
+        in_phases(whole, (5, 5), [1.0, 2.0])
 
 
 def test_a_job_file_plans_it() -> None:

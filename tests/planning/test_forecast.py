@@ -61,10 +61,14 @@ def test_more_noise_costs_more_and_twice_the_records_are_worth_it(sigma, feature
     assert 0.5 < much.expected <= little.expected <= without
     assert forecast(a_plan(2 * sigma, 4000), features, without).noise == pytest.approx(little.noise)
     # At as many records as are said to be needed one pair in a hundred is lost.
-    if without > 0.53:
+    if without > 0.53 and little.records_needed > 1:
         needed = little.noise * little.records / little.records_needed
         there = type(little)(without, needed, 1)
         assert there.lost == pytest.approx(0.01, rel=1e-6)
+
+
+def test_at_least_one_record_is_needed():
+    assert forecast(a_plan(2.0, 2000), 5, 0.51).records_needed == 1
 
 
 @pytest.mark.parametrize("without", [0.5, 1.0, 0.2, float("nan"), "0.9"])

@@ -8,7 +8,12 @@ import pytest
 
 from forethought.accounting import exact
 from forethought.accounting.adaptive import Progress, RenyiFilter
-from forethought.planning.alternatives import next_by_shortfall, next_phase, plan_phases
+from forethought.planning.alternatives import (
+    in_phases,
+    next_by_shortfall,
+    next_phase,
+    plan_phases,
+)
 from forethought.planning.solve import PlanError
 from forethought.planning.solve import plan as solve
 from forethought.values.mechanism import Budget, FullBatch, Mechanism, Poisson, Rounds
@@ -33,6 +38,29 @@ def test_noise_falls_and_the_whole_budget_is_used(sampling: str) -> None:
     assert least * BUDGET.epsilon <= spent <= BUDGET.epsilon
     assert phased.remade(mechanism=whole.mechanism, reasons=whole.reasons) == whole
     assert "phase 3" in phased.explain()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"batch": 250},
+        {"batch": 250, "clipping": "group", "groups": 2},
+        {"sampling": "full-batch"},
+    ],
+)
+def test_phases_keep_the_budget_for_all_records_of_a_person(options: dict[str, object]) -> None:
+    whole = solve(examples=N, budget=BUDGET, rounds=30, records_per_person=3, **options)  # type: ignore[arg-type]
+    phased = plan_phases(whole)
+    spent = exact.epsilon(phased.mechanism, BUDGET.delta, 3).upper
+    assert 0.99 * BUDGET.epsilon <= spent <= BUDGET.epsilon
+    assert "single" in dict(phased.reasons)["phase 1"]  # no closed form for several records
+
+
+def test_phases_with_budgets_of_their_own_know_their_groups() -> None:
+    known = {"clipping": "group", "groups": 2, "records_per_person": 3, "batch": 250}
+    whole = solve(examples=N, budget=Budget(4.0, 1e-5), rounds=20, **known)  # type: ignore[arg-type]
+    for part, own in zip(in_phases(whole, (10, 10), [1.0, 2.0]).mechanism, (1, 2), strict=True):
+        assert 0.99 * own <= exact.epsilon(Mechanism(part), 1e-5, 3).upper <= own
 
 
 def test_a_sample_size_that_cannot_grow_takes_the_rest_from_the_noise() -> None:

@@ -11,6 +11,7 @@ import forethought as ft
 from forethought.accounting.adaptive import PoissonTrials
 from forethought.planning.alternatives import pareto, plan_tuning
 from forethought.planning.plan_request import PlanError, PlanRequest
+from forethought.planning.solve import neighbours
 
 BUDGET = ft.Budget(1.0, 1e-5)
 
@@ -117,6 +118,13 @@ def test_any_plain_request_gives_a_sensible_plan(
         ({"budget": BUDGET, "noise_multiplier": 0.0}, "keeps no budget"),
         ({"budget": BUDGET, "quantile": 0.9}, "goes with clip_rule='quantile'"),
         ({"budget": BUDGET, "quantile": 0.7, "clip_rule": "automatic"}, "or drop quantile="),
+        ({"budget": BUDGET, "groups": 4}, "drop groups="),
+        ({"budget": BUDGET, "groups": 4, "persons": 500, "records_per_person": 3}, "drop groups="),
+        (
+            {"budget": BUDGET, "rounds": 20, "schedule": ft.Schedule("cosine", warmup=30)},
+            "warmup of 30",
+        ),
+        ({"budget": BUDGET, "schedule": ft.Schedule(unit="examples")}, "counts no time"),
     ],
 )
 def test_impossible_requests_say_what_limits_them(
@@ -132,6 +140,31 @@ def test_the_nearest_feasible_noise_is_right() -> None:
     least = float(str(error.value).split("at least ")[1])
     plan = ft.plan(examples=1000, budget=BUDGET, noise_multiplier=least * 1.001, batch=900)
     assert plan.rounds >= 1
+
+
+def test_an_epsilon_is_told_where_it_goes() -> None:
+    with pytest.raises(TypeError, match=r"Budget\(3.0, 1e-05\)"):
+        ft.plan(examples=1000, epsilon=3.0, delta=1e-5)  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"sampling": "full-batch"},
+        {"batch": 100},
+        {"sampling": "shuffled", "batch": 100},
+        {"sampling": "full-batch", "noise_schedule": "geometric"},
+        {"sampling": "cyclic-poisson", "parts": 5, "noise": "correlated"},
+    ],
+)
+def test_groups_bound_what_several_records_of_a_person_cost(options: dict[str, object]) -> None:
+    """The noise is the least for the groups that there are, in the plan and in those beside it."""
+    known = {"examples": 1000, "clipping": "group", "groups": 2, "records_per_person": 5}
+    plan = ft.plan(budget=BUDGET, rounds=10, **known, **options)  # type: ignore[arg-type]
+    every = [plan, *(near.plan for near in neighbours(plan) if near.name != "more accurate")]
+    for one in every:
+        spent = ft.epsilon(one.mechanism, one.delta, 5).upper
+        assert 0.99 * BUDGET.epsilon <= spent <= BUDGET.epsilon
 
 
 def test_a_wrong_budget_type_is_refused() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import forethought as ft
+from forethought.values.caveats import Caveat
 
 
 def mechanism(clipping: str = "example", sigma: float = 1.0) -> ft.Mechanism:
@@ -129,6 +130,14 @@ def test_the_mechanism_and_the_contribution_speak_of_the_same_groups() -> None:
     fewer = plan.with_(groups=2)
     assert (fewer.groups, fewer.mechanism.rounds[0].groups) == (2, 2)
     assert ft.Plan.from_dict(plan.to_dict()) == plan
+    # A preparation has no groups.
+    prepared = plan.with_(preparation=ft.Preparation(("classes",), classes=2, noise_multiplier=9))
+    assert prepared.with_(groups=2).mechanism == prepared.preparation.before(fewer.mechanism)
+
+
+def test_a_number_that_follows_from_the_mechanism_is_planned_again() -> None:
+    with pytest.raises(TypeError, match="Plan again"):
+        ft.Plan(mechanism(), 1000, 1e-5).with_(rounds=100)
 
 
 def test_a_planned_mechanism_knows_its_groups() -> None:
@@ -153,6 +162,13 @@ def test_numbers_that_the_planner_did_not_choose_are_not_called_its_own() -> Non
         assert "certified" not in other.explain()
     words = plan.with_(delta=1e-9, hyperparameters="from a paper", reasons=(("δ", "smaller"),))
     assert words.explain() == "δ: smaller" and "from a paper" in str(words.hyperparameters)
+    # What a user said of looking at the private data stays with every copy.
+    for choice in ("a grid search over the private records", Caveat("utility-graph", "of them")):
+        tuned = ft.plan(examples=5000, budget=ft.Budget(3, 1e-4), hyperparameters=choice)
+        assert tuned.with_(delta=1e-9).hyperparameters == tuned.hyperparameters
+    part = ft.plan(examples=5000, budget=ft.Budget(3, 1e-4), parameters=50, batch=100)
+    assert "the planner chose" in str(part.hyperparameters)
+    assert "the planner chose" not in str(part.with_(delta=1e-9).hyperparameters)
     for changes in ({"not_covered": ("means",)}, {"augmentation": ft.Augmentation(4)}):
         kept = plan.with_(**changes)
         assert (kept.reasons, kept.hyperparameters) == (plan.reasons, plan.hyperparameters)

@@ -19,6 +19,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from typer.testing import CliRunner
 
 import forethought as ft
+from forethought.auditing.verdict import SCHEMA as AUDIT_SCHEMA
 from forethought.cli import app
 from forethought.jobs.account import verified
 from forethought.values.signing import (
@@ -112,6 +113,29 @@ def test_what_people_read_is_signed(signed: Path, key: Path) -> None:
     (signed / "report.html").write_text("<p>more</p>", encoding="utf-8")
     assert run("account", signed, "--sign", key) == (0, "")
     verified(signed, public(key))
+
+
+def test_an_audit_and_a_report_leave_a_signed_page_as_it_is(signed: Path, key: Path) -> None:
+    page = signed / "statement.html"
+    page.write_text("drawn before", encoding="utf-8")
+    assert run("account", signed, "--sign", key) == (0, "")
+    before = page.read_bytes()
+    plan = json.loads((signed / "statement.json").read_text())["plan"]
+    audit = {"schema": AUDIT_SCHEMA, "plan": plan, "refuted": False}
+    (signed / "audit.json").write_text(json.dumps(audit))
+    assert run("report", signed) == (0, "")
+    assert page.read_bytes() == before
+    verified(signed, public(key))
+    # Signing again draws the page with what the audit said.
+    assert run("account", signed, "--sign", key) == (0, "")
+    assert page.read_bytes() != before
+    verified(signed, public(key))
+    # A page that was put in its place is neither shown nor printed as signed.
+    page.write_text("forged", encoding="utf-8")
+    with pytest.raises(ValueError, match="what was signed"):
+        verified(signed, public(key))
+    status, error = run("report", signed, "--pdf")
+    assert status and "what was signed" in error
 
 
 def test_the_envelope_is_an_in_toto_attestation(signed: Path, key: Path) -> None:

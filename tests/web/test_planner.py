@@ -64,7 +64,22 @@ def test_a_budget_is_worth_the_records_that_it_is_said_to_be(asked):
 )
 def test_a_budget_is_worth_more_records_the_larger_it_is_for_few_too(asked):
     worth = [row[1] for row in shown(asked)["budgets"]]
-    assert worth == sorted(worth) and 0 < worth[0] < asked.records < worth[-1] < 1e6
+    known = [records for records in worth if records is not None]
+    assert known == sorted(known) and asked.records < known[-1] < 1e6
+    # Nothing is said of fewer or more records than were tried.
+    assert known[0] >= 10 and known[-1] <= 16 * asked.records
+
+
+def test_a_smaller_budget_is_never_worth_more_records():
+    many = [row[1] for row in shown(Settings(features=1000))["budgets"]]
+    assert many[-1] is None and many[:-1] == sorted(many[:-1])
+    # A delta that was given is that of every number of records.
+    asked = Settings(delta=0.4, records=400)
+    for epsilon, worth, _ in shown(asked)["budgets"]:
+        if worth is not None:
+            other = replace(asked, records=round(worth)).plan()
+            larger = replace(asked, epsilon=epsilon).plan()
+            assert noise_to_signal(other) == pytest.approx(noise_to_signal(larger), rel=0.35)
 
 
 def test_where_no_other_size_can_be_planned_nothing_is_said(monkeypatch):

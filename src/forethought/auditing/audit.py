@@ -27,8 +27,8 @@ from forethought.auditing.sensitivity import model_sensitivity, planted_sensitiv
 from forethought.auditing.verdict import FOR_THE_OPERATOR, Audit, CheckName, Finding
 from forethought.rounds.contributions import Loss, default_loss
 from forethought.rounds.records import Records, as_records
-from forethought.training.records import arranged, opened, usual_loss
-from forethought.values.checks import real
+from forethought.training.records import arranged, form_of, opened, usual_loss
+from forethought.values.checks import function, instance, real
 from forethought.values.mechanism import Examples, Persons
 from forethought.values.plan import Plan
 
@@ -72,10 +72,7 @@ def audit(
     Raises:
         TypeError, ValueError: arguments that do not fit, or a model that training refuses.
     """
-    if not isinstance(plan, Plan):
-        raise TypeError(f"plan must be a forethought.Plan, not {type(plan).__name__}")
-    if (model is None) != (data is None):
-        raise ValueError("the sensitivity check needs both: give model and data, or neither")
+    _require(plan, model, data, loss, progress)
     share = real("false_alarm", false_alarm, above=0, most=0.1)
     sizes = level if isinstance(level, CheckSizes) else sizes_of(level)
     generator = np.random.default_rng(seed)
@@ -100,7 +97,7 @@ def audit(
         notes.append("planted records have no altered copies: give model and data to audit these")
     found: list[Finding] = []
 
-    tell = progress or (lambda *_: None)
+    tell = (lambda *_: None) if progress is None else progress
     # Planted gradients have unusual sizes, so warnings about them do not help the user.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -117,7 +114,7 @@ def audit(
         tell(3, STEPS)
         found.append(planted_sensitivity(planted))
         if model is not None and records is not None:
-            chosen = loss or default_loss(records.take(np.arange(1))[1])
+            chosen = default_loss(records.take(np.arange(1))[1]) if loss is None else loss
             found += model_sensitivity(model, records, plan, chosen, sizes, generator)
             notes.append(FOR_THE_OPERATOR)
         else:
@@ -130,6 +127,14 @@ def audit(
     return Audit(tuple(found), share, summary, round(time.perf_counter() - start, 2), tuple(notes))
 
 
+def _require(plan: object, model: object, data: object, loss: object, progress: object) -> None:
+    plan = instance("plan", plan, Plan)
+    if (model is None) != (data is None):
+        raise ValueError("the sensitivity check needs both: give model and data, or neither")
+    function("loss", loss)
+    function("progress", progress)
+
+
 def own_records(
     model: nn.Module, data: object, plan: Plan, loss: Loss | None
 ) -> tuple[nn.Module, Records, Loss | None]:
@@ -139,12 +144,11 @@ def own_records(
         ValueError: a model without trainable parameters, or another number of records than the
             plan's.
     """
-    own = arranged(opened(data, None)[0], plan, loss or usual_loss(data))
+    own = arranged(opened(data, None)[0], plan, usual_loss(data) if loss is None else loss)
     model = own.wrapped(model)
-    first = next((p for p in model.parameters() if p.requires_grad), None)
-    if first is None:
+    if not any(p.requires_grad for p in model.parameters()):
         raise ValueError("the model has no parameter with requires_grad=True: nothing to audit")
-    records = as_records(own.data, first.dtype, first.device)
+    records = as_records(own.data, *form_of(model))
     if len(records) != plan.examples:
         raise ValueError(
             f"the plan is for {plan.examples} examples, the data has {len(records)}: audit the "

@@ -35,7 +35,7 @@ from forethought.rounds.contributions import Loss, default_loss
 from forethought.rounds.private_sum import WITNESS, NoisedSum
 from forethought.rounds.records import blank
 from forethought.training.run import train
-from forethought.values.checks import one_of, real, whole
+from forethought.values.checks import instance, one_of, real, whole
 from forethought.values.mechanism import Examples, Persons
 from forethought.values.plan import Plan
 
@@ -113,8 +113,7 @@ def one_run(
         ValueError, TypeError: arguments that do not fit, a plan whose runs play only one game each,
             or a plan without noise.
     """
-    if not isinstance(plan, Plan):
-        raise TypeError(f"plan must be a forethought.Plan, not {type(plan).__name__}")
+    plan = instance("plan", plan, Plan)
     one_of("canaries", canaries, get_args(Canaries))
     if (model is None) != (data is None):
         raise ValueError("give model and data, or neither")

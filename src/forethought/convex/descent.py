@@ -25,8 +25,9 @@ from forethought.rounds.contributions import LinearModel, LinearRecords, Slope, 
 from forethought.rounds.preparation import Prepared, require_prepared, with_preparation
 from forethought.rounds.private_sum import NoisedSum, PrivateRounds
 from forethought.rounds.randomness import Secrets, Seeds
+from forethought.rounds.records import require_unmasked
 from forethought.values.caveats import Caveat
-from forethought.values.checks import one_of, real, whole
+from forethought.values.checks import one_of, real, require_payer, whole
 from forethought.values.mechanism import (
     Adjacency,
     Budget,
@@ -159,13 +160,14 @@ def matrix(features: Any) -> torch.Tensor:
 
     Raises:
         TypeError: the features are not numbers.
-        ValueError: they are no matrix, or not finite.
+        ValueError: they are no matrix, masked in places, or not finite.
     """
     if isinstance(features, torch.Tensor):
         found = features.detach().to("cpu", torch.float64, copy=True)
     else:
         if hasattr(features, "toarray"):
             features = features.toarray()
+        require_unmasked("features", features)
         array = np.asarray(features)
         if array.dtype.kind not in "fiub":
             raise TypeError(
@@ -238,6 +240,7 @@ def bounded_records(
 
 
 def _targets(problem: problems.Problem, targets: Any, above: Above) -> tuple[torch.Tensor, int]:
+    require_unmasked("targets", targets)
     array = np.asarray(targets.detach().cpu() if isinstance(targets, torch.Tensor) else targets)
     if array.ndim == 2 and array.shape[1] == 1:
         array = array[:, 0]
@@ -415,19 +418,6 @@ def descend(
     return finished(plan, path.weights.numpy(), statement, transcript, found)
 
 
-def require_payer(ledger: object) -> None:
-    """Check that a ledger is none or one that can pay.
-
-    Raises:
-        TypeError: it is something else, such as the text that names a book.
-    """
-    if ledger is not None and not hasattr(ledger, "paid"):
-        raise TypeError(
-            "ledger is a forethought.Ledger, such as ft.Ledger(book, account), not "
-            f"{type(ledger).__name__}"
-        )
-
-
 def functions_of(problem: problems.Problem, slope: Slope | None) -> LossAndSlope:
     """The problem's own loss and slope, or the given slope of a DeclaredLoss.
 
@@ -538,13 +528,12 @@ class _StepwiseRun:
         seeds: Seeds | None,
         slope: Slope | None,
     ) -> None:
-        functions = functions_of(problem, slope)
+        self.functions = functions_of(problem, slope)
         self.problem, self.delta, self.adjacency = problem, delta, adjacency
         self.records = bounded_records(problem, features, targets, above)
         columns = self.records.records.features.shape[1]
-        self.model = LinearModel(columns, problem.outputs, functions.slope)
-        start = beginning(None, self.model.weight)
-        self.path = Path(start, problem.l2, problem.radius, accelerated=False)
+        self.model = LinearModel(columns, problem.outputs, self.functions.slope)
+        self.path = Path(torch.zeros_like(self.model.weight), problem.l2, problem.radius, False)
         self.clip_norm = real("lipschitz", problem.lipschitz, above=0)
         self.step = 1 / (2 * problem.smoothness)
         self.seeds, self.transcript, self.seeded = seeds or Seeds(), Transcript(), False
@@ -569,8 +558,8 @@ class _StepwiseRun:
         # Every round has number 0 here: with one secret, two equal rounds would have equal noise.
         secrets = Secrets.draw(self.seeds.part(index))
         self.seeded |= secrets.seeded_noise
-        privacy, slope = self.privacy(rounds), self.model.slope
-        private = PrivateRounds(privacy, dict(self.model.named_parameters()), slope, secrets)
+        parameters = dict(self.model.named_parameters())
+        private = PrivateRounds(self.privacy(rounds), parameters, self.functions.loss, secrets)
         with private, torch.no_grad():
             self.model.weight.copy_(place)
             total = private.open(0)
@@ -648,7 +637,7 @@ def descend_steered(
         ledger.spend(part)
         noised, gradient = run.advance(part)
         drawn = noised.round.noise_std / noised.round.divisor
-        found = _squared_norm(gradient) - d * drawn**2
+        found = float(gradient.square().sum()) - d * drawn**2
         squared = found if squared is None else (1 - NEWEST) * squared + NEWEST * found
         # An estimate below its own noise shows only that the gradient is small.
         sigma = max(RATIO * math.sqrt(max(squared, 0.0) / d), drawn / 2)
@@ -681,7 +670,7 @@ def descend_unprotected(
     N, d = len(run.records.records), run.model.weight.numel()
     allowed, spent = gaussian_mu(budget.epsilon, budget.delta) ** 2, 0.0
     while len(run.transcript) < most:
-        norm = math.sqrt(_squared_norm(_gradient(run)))
+        norm = math.sqrt(float(_gradient(run).square().sum()))
         multiplier = max(LEAST_NOISE, norm / math.sqrt(d) * N / run.clip_norm)
         spent += (2 / multiplier) ** 2
         if spent > allowed:
@@ -691,10 +680,6 @@ def descend_unprotected(
         raise ValueError(f"a budget of ε = {budget.epsilon:g} pays for no round of this schedule")
     leak = Caveat("data-dependent-noise", "in proportion to the norm of the gradient")
     return run.finished(Caveat("not-stated"), [*uses_of_data(False), leak])
-
-
-def _squared_norm(values: Tensor) -> float:
-    return float(values.square().sum())
 
 
 def _gradient(run: _StepwiseRun) -> Tensor:

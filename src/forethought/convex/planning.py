@@ -13,7 +13,7 @@ from forethought.accounting import exact
 from forethought.accounting.dominating_pair import gaussian_mu
 from forethought.convex.problems import PROBLEMS, Problem, problem_from_dict
 from forethought.convex.schedules import MOST_ROUNDS, Horizon, Schedule, horizon
-from forethought.values.caveats import Caveat, caveats, choice
+from forethought.values.caveats import Caveat, caveats, choice, chosen_but
 from forethought.values.checks import real, settle, whole
 from forethought.values.mechanism import (
     Adjacency,
@@ -368,11 +368,8 @@ def plan(
 
 
 def _chosen_by(schedule: Schedule | None, clip_norm: float | None) -> Caveat:
-    given = [("schedule", schedule), ("clip norm", clip_norm)]
-    named = ", ".join(name for name, value in given if value is not None)
-    if not named:
-        return Caveat("planned")
-    return Caveat("declared-as", f"{named}; the planner chose the rest from no data")
+    given = {"schedule": schedule, "clip norm": clip_norm}
+    return chosen_but(name for name, value in given.items() if value is not None)
 
 
 def _prepared(

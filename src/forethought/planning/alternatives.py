@@ -13,16 +13,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forethought.accounting import adaptive, exact
-from forethought.accounting.dominating_pair import gaussian_delta, gaussian_delta_bounds
-from forethought.accounting.exact import calibrate, noise_multiplier
-from forethought.accounting.interval import at_most, bisected, warn_if_wide
+from forethought.accounting.dominating_pair import gaussian_delta, gaussian_epsilon
+from forethought.accounting.interval import at_most, warn_if_wide
 from forethought.options import table
 from forethought.papers.calculators import Phase, phase_calculator
 from forethought.papers.closed_form import approximate_clt_mu
 from forethought.planning import defaults
 from forethought.planning.defaults import gradient_computations, noise_to_signal
-from forethought.planning.plan_request import PlanError, PlanRequest, keeps
-from forethought.planning.solve import plan, room_for, unchecked
+from forethought.planning.plan_request import PlanError, PlanRequest, least_noise, noise_of
+from forethought.planning.solve import largest, plan, room_for, unchecked
 from forethought.values.checks import real, whole
 from forethought.values.mechanism import (
     Adjacency,
@@ -566,6 +565,7 @@ SHRINK = 0.85
 # HALVE_UNTIL is used; above the share ENOUGH no further phase runs.
 NEAR, NEAR_SHRINK, FAR_SHRINK = 0.03, 0.9, 0.7
 HALVE_UNTIL, ENOUGH = 0.5, 0.95
+CORRELATED = "phases have independent noise each: give rounds that are not correlated"
 
 
 @dataclass(frozen=True)
@@ -595,6 +595,7 @@ def next_phase(
     budget: Budget,
     like: Rounds,
     adjacency: Adjacency = "add-or-remove",
+    group: int = 1,
 ) -> NextPhase:
     """The next phase with the largest sample size for which all phases keep the budget.
 
@@ -606,13 +607,14 @@ def next_phase(
         budget: of all phases together.
         like: rounds whose kind of sampling and clipping the phase has.
         adjacency: of the first phase; later phases keep it.
+        group: number of records that the budget protects together.
 
     Raises:
         PlanError: not even a sample size of 1 fits (or, with full batches, the phase itself).
         ValueError, TypeError: an argument outside its range.
     """
     if isinstance(like, Correlated):
-        raise PlanError("phases have independent noise each: give rounds that are not correlated")
+        raise PlanError(CORRELATED)
     N, count = whole("examples", examples), whole("rounds", rounds)
     sigma = real("noise_multiplier", noise_multiplier, above=0)
 
@@ -622,21 +624,16 @@ def next_phase(
     def total(size: float) -> Mechanism:
         return _behind(earlier, part(size), adjacency)
 
-    smallest = N if isinstance(like.sampling, FullBatch) else 1
-    if not keeps(total(smallest), budget):
-        spent = 0.0 if earlier is None else exact.epsilon(earlier, budget.delta).upper
+    size = largest(total, budget, N, group)
+    if size is None:
+        spent = 0.0 if earlier is None else exact.epsilon(earlier, budget.delta, group).upper
         raise PlanError(
             f"{count} rounds with noise multiplier {sigma:g} do not fit into ε = "
             f"{budget.epsilon:g} after ε = {at_most(spent)} has been spent, even with sample size "
-            f"{smallest}: raise the noise multiplier, run fewer rounds, or stop here"
+            f"{part(1).sampling.expected_batch(N):g}: raise the noise multiplier, run fewer "
+            "rounds, or stop here"
         )
-    size = N
-    if not keeps(total(N), budget):
-        size = int(calibrate(total, budget, (smallest, N), integer=True, warn=False))
-    # The solver's interval of ε is narrower than that of a Statement.
-    while not keeps(total(size), budget):
-        size -= 1
-    return _stated(earlier, part(size), adjacency, N, budget)
+    return _stated(earlier, part(size), adjacency, N, budget, group)
 
 
 def _like(like: Rounds, sigma: float, count: int, sampling: Sampling) -> Rounds:
@@ -652,14 +649,21 @@ def _behind(earlier: Mechanism | None, part: Rounds, adjacency: Adjacency) -> Me
 
 
 def _stated(
-    earlier: Mechanism | None, part: Rounds, adjacency: Adjacency, examples: int, budget: Budget
+    earlier: Mechanism | None,
+    part: Rounds,
+    adjacency: Adjacency,
+    examples: int,
+    budget: Budget,
+    group: int,
 ) -> NextPhase:
     """The phase with its certified ε and the result of the closed form."""
-    interval = exact.epsilon(_behind(earlier, part, adjacency), budget.delta)
+    interval = exact.epsilon(_behind(earlier, part, adjacency), budget.delta, group)
     warn_if_wide(interval)
     before = () if earlier is None else earlier.rounds
-    found, remark = None, "Theorem B.4 speaks of Poisson sampling and clipped examples only"
-    if all(isinstance(p.sampling, Poisson) and p.clipping == "example" for p in (*before, part)):
+    found, remark = None, "Theorem B.4 speaks of Poisson sampling and single clipped examples only"
+    if group == 1 and all(
+        isinstance(p.sampling, Poisson) and p.clipping == "example" for p in (*before, part)
+    ):
         sizes = [(p.sampling.expected_batch(examples), p.count) for p in before]
         gradients = round(part.sampling.expected_batch(examples)) * part.count
         given = examples, gradients, budget.epsilon, sizes, part.noise_multiplier, budget.delta
@@ -691,12 +695,13 @@ def in_phases(
     if plan.budget is None or len(plan.mechanism.rounds) > 1 or plan.preparation is not None:
         raise PlanError("phases are cut from a plan of equal rounds, with a budget")
     like, adjacency = plan.mechanism.rounds[0], plan.mechanism.adjacency
+    if isinstance(like, Correlated):
+        raise PlanError(CORRELATED)
     parts = []
     for epsilon, length in zip(phases or (), lengths, strict=True):
-        own = Budget(float(epsilon), plan.delta)
-        given = like.sampling, length, like.clipping, adjacency, None, plan.records_per_person
-        sigma = noise_multiplier(own, *given, warn=False)
-        parts.append(replace(like, noise_multiplier=sigma, count=length))
+        own, equal = Budget(float(epsilon), plan.delta), replace(like, count=length)
+        sigma = noise_of(equal, adjacency, own, plan.records_per_person)
+        parts.append(replace(equal, noise_multiplier=sigma))
     mechanism = Mechanism(*parts, adjacency=adjacency)
     spent = exact.epsilon(mechanism, plan.delta, plan.records_per_person).upper
     if spent > plan.budget.epsilon:
@@ -762,7 +767,8 @@ def plan_phases(
         lengths = [plan.rounds // count + (j < plan.rounds % count) for j in range(count)]
     shares = [(2**j - 1) / (2**count - 1) for j in range(1, count + 1)]
     targets = [
-        _epsilon_of(math.sqrt(share) * defaults.budget_mu(budget), budget) for share in shares[:-1]
+        gaussian_epsilon(budget.delta, math.sqrt(share) * defaults.budget_mu(budget))
+        for share in shares[:-1]
     ]
     found: list[NextPhase] = []
     for length, target in zip(lengths, [*targets, budget.epsilon], strict=True):
@@ -794,13 +800,19 @@ def _solved(
 ) -> NextPhase:
     """The phase after those found, with the least noise or the largest sample."""
     like = plan.mechanism.rounds[0]
-    N, adjacency = plan.examples, plan.mechanism.adjacency
+    N, adjacency, group = plan.examples, plan.mechanism.adjacency, plan.records_per_person
     done = _of_phases(plan, found) if found else None
     size = max(1, round(like.sampling.expected_batch(N)))
     if found and not isinstance(like.sampling, FullBatch):
         sigma = factor * found[-1].rounds.noise_multiplier
         phase = next_phase(
-            done, examples=N, rounds=length, noise_multiplier=sigma, budget=within, like=like
+            done,
+            examples=N,
+            rounds=length,
+            noise_multiplier=sigma,
+            budget=within,
+            like=like,
+            group=group,
         )
         size = round(phase.rounds.sampling.expected_batch(N))
         if size < N:
@@ -814,16 +826,8 @@ def _solved(
     def total(sigma: float) -> Mechanism:
         return _behind(done, part(sigma), adjacency)
 
-    most = found[-1].rounds.noise_multiplier if found else like.noise_multiplier
-    while not keeps(total(most), within):
-        most *= 1.5
-    least = most / 1.5
-    while keeps(total(least), within):
-        least /= 1.5
-    sigma = calibrate(total, within, (0.9 * least, most), warn=False)
-    while not keeps(total(sigma), within):
-        sigma *= 1 + 1e-4  # the solver's interval of ε is narrower than that of a Statement
-    return _stated(done, part(sigma), adjacency, N, within)
+    near = found[-1].rounds.noise_multiplier if found else like.noise_multiplier
+    return _stated(done, part(least_noise(total, within, near, group)), adjacency, N, within, group)
 
 
 def next_by_shortfall(progress: adaptive.Progress) -> Rounds | None:
@@ -852,10 +856,3 @@ def next_by_shortfall(progress: adaptive.Progress) -> Rounds | None:
     sizes = range(1, 2 if isinstance(last.sampling, FullBatch) else progress.examples + 1)
     size = bisect_left(sizes, True, key=lambda size: ledger.would_exceed(part(size, spread)))
     return part(size, 1) if size else None
-
-
-def _epsilon_of(mu: float, budget: Budget) -> float:
-    def exceeds(epsilon: float) -> bool:
-        return gaussian_delta_bounds(mu, epsilon).upper > budget.delta
-
-    return bisected(exceeds, 0.0, budget.epsilon, 1e-9)[1]

@@ -88,10 +88,10 @@ class Forecast:
 
     @property
     def records_needed(self) -> float:
-        """The approximate number of records at which this budget costs 0.01 of AUC."""
+        """The approximate number of records, at least 1, at which this budget costs 0.01 of AUC."""
         wanted = max(0.5 + 1e-9, self.without - POINT)
         ratio = float(ndtri(self.without)) / float(ndtri(wanted))
-        return self.records * self.noise / math.sqrt(ratio**2 - 1)
+        return max(1.0, self.records * self.noise / math.sqrt(ratio**2 - 1))
 
 
 def forecast(plan: Plan, features: int, without: float, *, tables: float = TABLES) -> Forecast:

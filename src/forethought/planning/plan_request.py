@@ -16,11 +16,11 @@ from scipy.optimize import brentq
 from scipy.special import lambertw
 
 from forethought.accounting import exact
-from forethought.accounting.exact import calibrate
+from forethought.accounting.exact import calibrate, noise_multiplier
 from forethought.options import Keywords, NoiseScheduleName, SizeScheduleName, table
 from forethought.planning import defaults
 from forethought.values import use
-from forethought.values.caveats import Caveat
+from forethought.values.caveats import Caveat, chosen_but
 from forethought.values.checks import real, settle, suggestion, whole, without_none
 from forethought.values.mechanism import (
     SAMPLINGS,
@@ -287,6 +287,10 @@ class PlanRequest(Keywords):
         self._require_possible_persons()
         self._require_possible_batches()
         self._require_possible_course()
+        if self.groups is not None and self.clipping != "group":
+            raise PlanError(
+                "groups= goes with clipping='group', and only with it: add that, or drop groups="
+            )
         if self.local is not None and self.clipping != "group":
             raise PlanError(
                 "local= runs an algorithm inside groups: add clipping='group', or drop local="
@@ -335,6 +339,11 @@ class PlanRequest(Keywords):
             raise PlanError('size_growth= goes with size_schedule="linear" or "geometric"')
         if self.size_power is not None and self.size_schedule != "power":
             raise PlanError('size_power= goes with size_schedule="power"')
+        schedule = self.schedule or use.Schedule()
+        if schedule.kind in ("constant", "drops") and schedule.unit != "rounds":
+            raise PlanError(
+                f"the schedule {schedule.kind!r} counts no time: drop its unit (schedule_unit)"
+            )
         one_size = SAMPLINGS[self.sampling].one_size
         if self.size_schedule != "constant" and one_size is not None:
             raise PlanError(one_size)
@@ -377,6 +386,9 @@ class PlanRequest(Keywords):
         for name in given:
             if name not in table():
                 hint = suggestion(name, table(), "{}=")
+                if name == "epsilon":
+                    pair = f"{given[name]!r}, {given.get('delta') or 'delta'!s}"
+                    hint = f"give budget=forethought.Budget({pair})"
                 raise TypeError(f"forethought.plan has no keyword {name!r}; {hint}")
         if "examples" not in given:
             raise TypeError(
@@ -491,17 +503,13 @@ class PlanRequest(Keywords):
         """
         if self.hyperparameters is not None:
             return self.hyperparameters
-        given = [
-            name
+        return chosen_but(
+            name.replace("_", " ")
             for name, option in table().items()
             if option.row.choice
             and getattr(self, name) != option.default
             and not (name == "feature_norm" and self.feature_norm_known)
-        ]
-        if not given:
-            return Caveat("planned")
-        named = ", ".join(name.replace("_", " ") for name in given)
-        return Caveat("declared-as", f"{named}; the planner chose the rest from no data")
+        )
 
     def sampling_of(self, batch: int) -> Sampling:
         """The sampling of batches of expected size ``batch``.
@@ -571,13 +579,16 @@ class PlanRequest(Keywords):
         Raises:
             PlanError: a changing sample size exceeds the data.
         """
-        sampling, strategy = self.sampling_of(batch), self.strategy(batch, rounds)
-        parts: tuple[Rounds, ...]
-        if strategy is None:
-            equal = Rounds(noise_multiplier, rounds, sampling, self.clipping)
-            parts = self.course.parts(equal, self.examples)
-        else:  # correlated rounds have no course
-            parts = (Correlated(noise_multiplier, rounds, sampling, self.clipping, strategy),)
+        strategy, given = self.strategy(batch, rounds), (noise_multiplier, rounds)
+        equal = Rounds(*given, self.sampling_of(batch), self.clipping)
+        if strategy is not None:
+            equal = Correlated(*given, equal.sampling, self.clipping, strategy)
+        parts, groups = self.course.parts(equal, self.examples), self.groups
+        if self.clipping == "group" and groups is None:
+            # Where sample sizes change, the smallest one must be enough for all groups.
+            least = min(part.sampling.expected_batch(self.examples) for part in parts)
+            groups = 1 if self.local is None else max(1, round(least / defaults.GROUP))
+        parts = tuple(replace(part, groups=groups) for part in parts)
         training = Mechanism(*parts, adjacency=self.neighbouring)
         return training if self.preparation is None else self.preparation.before(training)
 
@@ -802,6 +813,26 @@ def explain_course(
 def keeps(mechanism: Mechanism, budget: Budget, group: int = 1) -> bool:
     """True if the certified ε of a mechanism, for ``group`` records together, is in the budget."""
     return exact.epsilon(mechanism, budget.delta, group).upper <= budget.epsilon
+
+
+def noise_of(equal: Rounds, adjacency: Adjacency, budget: Budget, group: int) -> float:
+    """The least noise multiplier with which these rounds alone keep the budget.
+
+    Args:
+        equal: sampling, number, clipping, groups and strategy of the rounds.
+        group: number of records that the budget protects together.
+    """
+    strategy = equal.strategy if isinstance(equal, Correlated) else None
+    given = equal.sampling, equal.count, equal.clipping, adjacency, strategy, group
+    alone = noise_multiplier(budget, *given, warn=False)
+    if equal.groups is None or group == 1:
+        return alone
+
+    # Several records of a person are in at most so many groups, which costs less.
+    def make(sigma: float) -> Mechanism:
+        return Mechanism(replace(equal, noise_multiplier=sigma), adjacency=adjacency)
+
+    return least_noise(make, budget, alone, group)
 
 
 def least_noise(

@@ -21,6 +21,7 @@ from forethought.planning.plan_request import (
     keeps,
     least_noise,
     local_of,
+    noise_of,
 )
 from forethought.values import use
 from forethought.values.caveats import Caveat
@@ -55,33 +56,27 @@ GROUPS_AGAINST = "groups against examples"
 WON, LOST, TOO_LONG = 0.05, 0.16, 0.013
 
 
-def groups_of(request: PlanRequest, mechanism: Mechanism, why: dict[str, str]) -> int | None:
-    """The number of groups of a batch, given or by rule; None: examples are clipped.
+def explain_groups(request: PlanRequest, mechanism: Mechanism, why: dict[str, str]) -> None:
+    """Add the number of groups of a batch to a plan's reasons, ``why``, where a rule chose it.
 
     Raises:
         PlanError: more groups than a batch has records.
     """
-    if request.clipping != "group":
-        return request.groups
-    # Where sample sizes change, the smallest one must be enough for all groups.
+    groups = mechanism.rounds[-1].groups
+    if groups is None:
+        return
     batch = min(part.sampling.expected_batch(request.examples) for part in mechanism)
-    if request.groups is not None:
-        if request.groups > math.ceil(batch):
-            raise PlanError(
-                f"{request.groups} groups are more than the {batch:.0f} records of a batch as "
-                "planned: choose fewer, or give batch="
-            )
-        return request.groups
-    local = local_of(request.local)
-    if local is None:
-        return 1
-    groups = max(1, round(batch / defaults.GROUP))
-    why["groups"] = (
-        f"{groups:,} of about {batch / groups:.0f} records: as many as leave an inner algorithm "
-        f"{defaults.GROUP} records to work on, since every group more makes the noise on their "
-        "mean smaller"
-    )
-    return groups
+    if groups > math.ceil(batch):
+        raise PlanError(
+            f"{groups} groups are more than the {batch:.0f} records of a batch as planned: choose "
+            "fewer, or give batch="
+        )
+    if request.groups is None and request.local is not None:
+        why["groups"] = (
+            f"{groups:,} of about {batch / groups:.0f} records: as many as leave an inner "
+            f"algorithm {defaults.GROUP} records to work on, since every group more makes the "
+            "noise on their mean smaller"
+        )
 
 
 def explain(plan: Plan, parameters: int, why: dict[str, str]) -> None:
@@ -407,6 +402,11 @@ def plan(request: PlanRequest | None = None, /, **keywords: Unpack[PlanKeywords]
             plan's ``reasons`` explain it.
     """
     found = unchecked(PlanRequest.of(request, **keywords))
+    if found.schedule.warmup > found.rounds:
+        raise PlanError(
+            f"the warmup of {found.schedule.warmup:,} rounds is longer than the run of "
+            f"{found.rounds:,}: choose a shorter one, or more rounds"
+        )
     with suppress(UnsupportedMechanismError):
         words = warn_if_wide(exact.epsilon(found.mechanism, found.delta, found.records_per_person))
         if words is not None:
@@ -445,10 +445,7 @@ def _plan(request: PlanRequest) -> Plan:
     options = request.options
     if options is None:
         options = dict(use.kind_of(request.optimizer).options)
-    groups = groups_of(request, mechanism, why)
-    if request.clipping == "group":
-        parts = (replace(part, groups=groups) for part in mechanism)
-        mechanism = Mechanism(*parts, adjacency=mechanism.adjacency)
+    explain_groups(request, mechanism, why)
     persons = Persons(request.records_per_person) if request.person_as == "contribution" else None
     found = Plan(
         mechanism=mechanism,
@@ -456,7 +453,7 @@ def _plan(request: PlanRequest) -> Plan:
         delta=delta,
         clip=_clip(request, mechanism, why),
         contribution=persons,
-        groups=groups,
+        groups=mechanism.rounds[-1].groups,
         local=local_of(request.local),
         records_per_person=request.protected,
         augmentation=Augmentation.of(request.augment),
@@ -482,7 +479,8 @@ def _noise(request: PlanRequest, budget: Budget, batch: int, rounds: int) -> flo
     group = request.protected
     given = sampling, rounds, request.clipping, request.neighbouring, strategy, group
     alone = noise_multiplier(budget, *given, warn=False)
-    if request.preparation is None and not request.course.varies:
+    together = group > 1 and request.clipping == "group"
+    if request.preparation is None and not request.course.varies and not together:
         return alone
     return least_noise(lambda sigma: request.mechanism(sigma, batch, rounds), budget, alone, group)
 
@@ -610,7 +608,7 @@ def _mechanism(request: PlanRequest, why: dict[str, str]) -> Mechanism:
         why["batch"] = f"the one with which the budget lasts about {defaults.ROUNDS} rounds"
         batch = defaults.batch_for_noise(request.examples, roughly(request, budget), sigma)
         # That rule is rough where σ is small: a batch whose single round exceeds the budget is cut.
-        fitting = _largest(
+        fitting = largest(
             lambda size: request.mechanism(sigma, int(size), 1), budget, batch, request.protected
         )
         if fitting is not None and fitting < batch:
@@ -687,7 +685,7 @@ def _solve_rounds(request: PlanRequest, budget: Budget, sigma: float, batch: int
     def make(rounds: float) -> Mechanism:
         return request.mechanism(sigma, batch, int(rounds))
 
-    rounds = _largest(make, budget, MOST_ROUNDS, request.protected)
+    rounds = largest(make, budget, MOST_ROUNDS, request.protected)
     if rounds is None:
         spent = exact.epsilon(make(1), budget.delta, request.protected).upper
         least = _noise(request, budget, batch, 1)
@@ -707,7 +705,7 @@ def _solve_batch(request: PlanRequest, budget: Budget, sigma: float) -> Mechanis
     if request.epochs is not None:
         most = min(most, max(1, math.floor(2 * request.epochs * request.examples)))
     most = room_for(request, most, request.length_of(most))
-    batch = _largest(make, budget, most, request.protected)
+    batch = largest(make, budget, most, request.protected)
     if batch is None:
         least = exact.epsilon(make(1), budget.delta, request.protected).upper
         raise PlanError(
@@ -718,7 +716,7 @@ def _solve_batch(request: PlanRequest, budget: Budget, sigma: float) -> Mechanis
     return make(batch)
 
 
-def _largest(
+def largest(
     make: Callable[[float], Mechanism], budget: Budget, most: int, group: int
 ) -> int | None:
     """The largest whole number from 1 to ``most`` that keeps the budget; None when none does."""
@@ -781,7 +779,7 @@ def neighbours(
         else exact.epsilon(plan.mechanism, plan.delta, plan.records_per_person).upper
     )
     budget = Budget(epsilon, plan.delta)
-    found = []
+    found, samplings = [], [part.sampling for part in parts]
     if plan.preparation is not None and plan.preparation.becomes is not None:
         feature_norm = plan.preparation.becomes
     trained = defaults.PARAMETERS if parameters is None else parameters
@@ -792,7 +790,7 @@ def neighbours(
     double = _resized(plan, 2.0, budget, model)
     if double is None or noise_to_signal(double) > (1 - _GAIN) * noise_to_signal(plan):
         twice = Budget(2 * epsilon, plan.delta)
-        double = _with_noise(plan, _samplings(plan), twice, model, plan.groups)
+        double = _with_noise(plan, samplings, twice, model, plan.groups)
         reason = f"twice ε: {_change(plan, double)}"
     else:
         reason = _change(plan, double)
@@ -800,19 +798,15 @@ def neighbours(
     if noise_to_signal(double) <= (1 - _GAIN) * noise_to_signal(plan):
         found.append(Neighbour("more accurate", double, reason))
     if plan.groups is not None:
-        alone = _with_noise(plan, _samplings(plan), budget, model, None)
+        alone = _with_noise(plan, samplings, budget, model, None)
         reason = f"{_change(plan, alone)}; a model with batch normalisation needs groups"
         found.append(Neighbour("clipped examples", alone, reason))
     return tuple(found)
 
 
-def _samplings(plan: Plan) -> list[Sampling]:
-    return [part.sampling for part in plan.privacy.mechanism]
-
-
 def _resized(plan: Plan, factor: float, budget: Budget, model: Trained) -> Plan | None:
     samplings = []
-    for sampling in _samplings(plan):
+    for sampling in (part.sampling for part in plan.privacy.mechanism):
         batch = sampling.expected_batch(plan.examples) * factor
         other = sampling.resized(batch, plan.examples)
         if other == sampling or not 1 <= int(batch) <= sampling.pool(plan.examples):
@@ -844,8 +838,8 @@ def _with_noise(
     group = plan.records_per_person
     factor = 1.0
     if len(parts) == 1:
-        given = samplings[0], parts[0].count, clipping, adjacency, None, group
-        factor = noise_multiplier(budget, *given, warn=False) / parts[0].noise_multiplier
+        alone = noise_of(make(1.0).rounds[0], adjacency, budget, group)
+        factor = alone / parts[0].noise_multiplier
     if len(parts) > 1 or plan.preparation is not None:
         factor = least_noise(make, budget, factor, group, plan.preparation)
     kept: dict[str, Any] = {}  # without a change, groups= would replace a contribution of persons

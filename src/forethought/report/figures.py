@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from forethought.accounting import exact
-from forethought.accounting.exact import noise_multiplier
 from forethought.accounting.interval import at_most
 from forethought.planning.alternatives import Front
+from forethought.planning.plan_request import noise_of
 from forethought.utility.graph import UtilityGraph
-from forethought.values.mechanism import Budget, FullBatch, Mechanism, Poisson
+from forethought.values.mechanism import Budget, FullBatch, Mechanism, Poisson, Rounds
 from forethought.values.plan import Plan
 
 if TYPE_CHECKING:
@@ -167,17 +167,16 @@ def draw_noise(plan: Plan, path: Path) -> Path | None:
     Returns:
         None unless the plan has a budget and equal rounds of Poisson sampling or full batches.
     """
-    if plan.budget is None or len(plan.mechanism.rounds) != 1:
+    part, *others = plan.mechanism.rounds
+    if plan.budget is None or others or not isinstance(part.sampling, Poisson | FullBatch):
         return None
-    if not isinstance(plan.sampling, Poisson | FullBatch):
-        return None
-    part = plan.mechanism.rounds[0]
     budget = Budget(plan.budget.epsilon, plan.delta)
     least = max(1.0, plan.batch / 30)
     batches = np.geomspace(least, plan.examples, BATCHES)
-    given = part.count, part.clipping, plan.mechanism.adjacency, None, plan.records_per_person
-    samplings = [Poisson(min(1.0, batch / plan.examples)) for batch in batches]
-    sigmas = np.array([noise_multiplier(budget, one, *given, warn=False) for one in samplings])
+    samplings = (Poisson(min(1.0, batch / plan.examples)) for batch in batches)
+    kinds = [Rounds(1.0, part.count, one, part.clipping, groups=part.groups) for one in samplings]
+    given = plan.mechanism.adjacency, budget, plan.records_per_person
+    sigmas = np.array([noise_of(kind, *given) for kind in kinds])
     figure, axes = new_axes(
         f"Noise for ε = {budget.epsilon:g} in {part.count:,} rounds", "batch", "σ, and σ a record"
     )

@@ -32,7 +32,7 @@ SHOWN = 20
 def show_agreed(console: Console, agreed: Federation | Gossip) -> None:
     """Print the holders, the plan of each, and the graph of a gossip."""
     title = f"{len(agreed.members)} clients, {agreed.rule}, {agreed.rounds} rounds"
-    own: dict[str, Any] = {"batch": lambda row: _batch(row[1])}
+    own: dict[str, str] = {}
     if isinstance(agreed, Federation):
         if agreed.local_rounds != 1:
             title += f" of {local_words(agreed.local_rounds)} local rounds"
@@ -42,10 +42,11 @@ def show_agreed(console: Console, agreed: Federation | Gossip) -> None:
             f"{agreed.workers} workers, {agreed.rule}, {mixing.graph.kind} graph, {mixing.kind}; "
             f"all stop at {agreed.total:,} updates"
         )
-        own = {"batch": "{0[1].batch:.4g}", "rounds at most": "{0[1].rounds}"}
+        own = {"rounds at most": "{0[1].rounds}"}
     columns = {
         "client" if isinstance(agreed, Federation) else "worker": "{0[0]}",
         "records": "{0[1].examples:,}",
+        "batch": lambda row: _batch(row[1]),
         **own,
         "noise σ": "{0[1].mechanism.rounds[0].noise_multiplier:.4g}",
         "ε planned": lambda row: "" if row[1].budget is None else f"{row[1].budget.epsilon:g}",

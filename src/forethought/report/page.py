@@ -77,9 +77,7 @@ def curve(
     every = [*points, *reference]
     across = (min(a for a, _ in every), max(a for a, _ in every))
     up = _ends([b for _, b in every], lowest, highest)
-    to_x = _scale(across, (_LEFT, WIDTH - _RIGHT))
-    to_y = _scale(up, (HEIGHT - _BOTTOM, _TOP))
-    parts = _axes(across, up, f"{y} against {x}", x, shown)
+    parts, to_x, to_y = _axes(across, up, f"{y} against {x}", x, shown)
     if reference:
         parts.append(f'<path class="reference" d="{_path(reference, to_x, to_y)}"/>')
         a, b = reference[len(reference) * 2 // 3]
@@ -102,8 +100,8 @@ def _axes(
     x: str,
     shown: Callable[[float], str],
     below: Callable[[float], str] = short,
-) -> list[str]:
-    """The beginning of an SVG figure: its frame, its description and its axes.
+) -> tuple[list[str], Callable[[float], float], Callable[[float], float]]:
+    """The beginning of an SVG figure (frame, description, axes), and both scales.
 
     Args:
         across, up: ends of the horizontal and the vertical axis. told: the description.
@@ -129,7 +127,7 @@ def _axes(
     parts.append(
         f'<text class="axis" x="{(_LEFT + WIDTH - _RIGHT) / 2}" y="{HEIGHT - 6}">{escape(x)}</text>'
     )
-    return parts
+    return parts, to_x, to_y
 
 
 def _hovered(parts: list[str], marks: list[list[Any]]) -> str:
@@ -246,11 +244,10 @@ def _shape(shape: Shape, shapes: Shapes) -> str:
     x = [_when(place) for place in shape.places]
     days = shape.kind == "day"
     up = _reach_of(shape)
-    to_x = _scale((x[0], x[-1]), (_LEFT, WIDTH - _RIGHT))
-    to_y = _scale(up, (HEIGHT - _BOTTOM, _TOP))
     told = f"{shape.column}: from {min(shape.values[0]):+.2g} to {max(shape.values[0]):+.2g}"
     below = (lambda year: f"{year:.6g}") if days else short
-    parts = _axes((x[0], x[-1]), up, f"{told}, {shapes.unit}", shape.column, short, below)
+    told = f"{told}, {shapes.unit}"
+    parts, to_x, to_y = _axes((x[0], x[-1]), up, told, shape.column, short, below)
     first = list(zip(x, shape.values[0], strict=True))
     if shape.noise and len(shape.values) == 1:
         upper = [(a, b + 1.96 * s) for (a, b), s in zip(first, shape.noise, strict=True)]
@@ -377,25 +374,21 @@ def _shapes(shapes: Shapes) -> list[str]:
     rest = [f"{count} {what}" for count, what in ((left, "columns"), (pairs, "pairs")) if count]
     more = f" {' and '.join(rest)} more are in shapes.json." if rest else ""
     start = ", ".join(f"{value:.3g}" for value in shapes.intercept[:_LINES])
+    pictures = shape_figures(shapes)
+    first, others = (
+        f'<div class="charts">{"".join(part)}</div>'
+        for part in (pictures[:_FIRST], pictures[_FIRST:])
+    )
+    unseen = f"{len(pictures) - _FIRST} more pictures"
     return [
         f"<p>An answer is the sum of what its columns add, from {start} on, where each adds its "
         "mean over what was declared. They follow from the released weights and cost no privacy."
         f"{band}"
         f"{more} A curve says what the model does, not what causes what.</p>",
-        *_unfolding(shape_figures(shapes)),
+        first,
+        # The others are in an element that opens on a click.
+        f"<details><summary>{unseen}</summary>{others}</details>" if pictures[_FIRST:] else "",
     ]
-
-
-def _unfolding(figures: list[str]) -> list[str]:
-    """The first figures, and the others in an element that opens on a click."""
-    first, others = (
-        f'<div class="charts">{"".join(part)}</div>'
-        for part in (figures[:_FIRST], figures[_FIRST:])
-    )
-    more = len(figures) - _FIRST
-    if more <= 0:
-        return [first]
-    return [first, f"<details><summary>{more} more pictures</summary>{others}</details>"]
 
 
 # A statement and a report.
@@ -491,13 +484,16 @@ def report_page(summary: RunSummary) -> str:
 
 
 def write_pages(summary: RunSummary) -> None:
-    """Write ``report.html`` and ``statement.html`` into the run folder."""
+    """Write ``report.html`` and ``statement.html`` into the run folder; signed ones are left."""
     write_statement(summary.folder, summary.statement)
-    (summary.folder / "report.html").write_text(report_page(summary), encoding="utf-8")
+    _write(summary.folder / "report.html", report_page(summary), summary.statement)
 
 
 def write_statement(folder: Path, statement: Statement | None = None) -> Path:
     """Write ``statement.html`` for a statement, such as a client's or a worker's.
+
+    A page that is there and signed is left as it is: with another one, as after an audit, the
+    signature would be refused.
 
     Args:
         statement: None: the one in the folder.
@@ -508,8 +504,13 @@ def write_statement(folder: Path, statement: Statement | None = None) -> Path:
     statement = statement or Statement.load(folder / "statement.json")
     page, title = folder / "statement.html", f"Privacy statement of {folder.resolve().name}"
     text = statement_page(statement, title, _audited(folder, statement), _signed(folder, statement))
-    page.write_text(text, encoding="utf-8")
+    _write(page, text, statement)
     return page
+
+
+def _write(page: Path, text: str, statement: Statement) -> None:
+    if not (page.exists() and _signed(page.parent, statement)):
+        page.write_text(text, encoding="utf-8")
 
 
 def _audited(folder: Path, statement: Statement) -> bool | None:

@@ -20,7 +20,7 @@ from forethought.accounting.statement import Statement, truth, unit
 from forethought.papers.calculators import Calculated
 from forethought.papers.closed_form import SampleSizes
 from forethought.papers.published import Paper, PaperTable
-from forethought.values.mechanism import Mechanism, Persons
+from forethought.values.mechanism import Correlated, Mechanism, Persons
 from forethought.values.plan import NAMES, Plan, Preparation
 
 if TYPE_CHECKING:
@@ -157,12 +157,6 @@ def sizes_text(sizes: SampleSizes) -> str:
     return f"{values[0]:.4g} to {values[-1]:.4g} in {len(values)} steps, θ = {sizes.theta:.3f}"
 
 
-def correlation_text(plan: Plan) -> str:
-    """The correlation of the noise of a plan of equal rounds, in words; "" for none."""
-    strategy = getattr(plan.mechanism.rounds[0], "strategy", None)
-    return "" if strategy is None else f", correlated over rounds ({strategy.kind})"
-
-
 def plan_rows(plan: Plan) -> list[tuple[str, str]]:
     """The plan as pairs (name, value), with the exact ε of its releases."""
     epsilon = exact.epsilon(plan.mechanism, plan.delta, plan.records_per_person)
@@ -171,27 +165,25 @@ def plan_rows(plan: Plan) -> list[tuple[str, str]]:
     if plan.records_per_person > 1:
         rows.append(("protected together", f"any {plan.records_per_person} records"))
     parts = plan.privacy.mechanism.rounds
-    if len(parts) == 1:
-        rows += [
-            ("sampling", plan.sampling.words()),
-            ("batch (expected)", f"{plan.batch:,.0f}"),
-            ("rounds", f"{plan.rounds:,}  ({plan.epochs:.3g} epochs)"),
-            ("noise multiplier σ", f"{plan.noise_multiplier:.4g}{correlation_text(plan)}"),
-        ]
-    else:
-        sizes = [part.sampling.expected_batch(plan.examples) for part in parts]
-        rows += [
-            ("sampling", parts[0].sampling.words().partition(", rate")[0]),
-            ("batch (expected)", first_to_last(sizes, ",.0f")),
-            ("rounds", f"{plan.rounds:,} in {len(parts)} parts  ({plan.epochs:.3g} epochs)"),
-            ("noise multiplier σ", first_to_last([p.noise_multiplier for p in parts], ".4g")),
-        ]
+    drawn, split = parts[0].sampling.words(), ""
+    if len(parts) > 1:
+        drawn, split = drawn.partition(", rate")[0], f" in {len(parts)} parts"
+    sizes = [part.sampling.expected_batch(plan.examples) for part in parts]
+    noise = first_to_last([part.noise_multiplier for part in parts], ".4g")
+    if isinstance(parts[0], Correlated):
+        noise += f", correlated over rounds ({parts[0].strategy.kind})"
+    rows += [
+        ("sampling", drawn),
+        ("batch (expected)", first_to_last(sizes, ",.0f")),
+        ("rounds", f"{plan.rounds:,}{split}  ({plan.epochs:.3g} epochs)"),
+        ("noise multiplier σ", noise),
+    ]
     alone = SEARCH_ALONE in plan.not_covered or PHASES_ALONE in plan.not_covered
-    kind = plan.mechanism.rounds[0].clipping
+    kind = parts[0].clipping
     each = "person" if of_persons else "record" if kind == "example" else kind
     clip = f"{plan.clip_norm:g}, {plan.clip.rule}, per {each}"
     if plan.groups is not None:
-        size = plan.epochs * plan.examples / plan.rounds / plan.groups
+        size = plan.mean_batch / plan.groups
         rows.append(("groups", f"{plan.groups:,} of about {size:.0f} records"))
     if plan.preparation is not None:
         rows.append(("released first", _preparation_text(plan, plan.preparation)))

@@ -23,7 +23,7 @@ from forethought.gradients.boundary import turns
 from forethought.rounds.contributions import Loss
 from forethought.training.metrics import outputs_of
 from forethought.training.run import train
-from forethought.values.checks import one_of, real, whole
+from forethought.values.checks import instance, one_of, real, whole
 from forethought.values.plan import Plan
 from forethought.values.serialisation import Stored, plain
 from forethought.values.use import is_linear
@@ -510,8 +510,7 @@ def rehearse(
             the data, or its run measures no accuracy.
         TypeError: an argument is of the wrong kind.
     """
-    if not isinstance(plan, Plan):
-        raise TypeError(f"plan must be a forethought.Plan, not {type(plan).__name__}")
+    plan = instance("plan", plan, Plan)
     if not isinstance(data, Dataset) and not callable(data):
         raise TypeError(
             f"data must be a forethought.data.Dataset or a function from a seed to one, not "

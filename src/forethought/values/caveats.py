@@ -161,6 +161,21 @@ def caveats(values: Iterable[Caveat | str]) -> tuple[Caveat, ...]:
     return tuple(sorted(found, key=lambda item: _ORDER[item.code]))
 
 
+_THE_REST = "; the planner chose the rest from no data"
+
+
+def chosen_but(given: Iterable[str]) -> Caveat:
+    """The planner's words on its choice of a plan's numbers but the named ones, a user's own."""
+    named = ", ".join(given)
+    return Caveat("declared-as", named + _THE_REST) if named else Caveat("planned")
+
+
+def still_chosen(before: Caveat) -> Caveat:
+    """The choice of a plan's numbers after one of them was replaced: the planner's no longer."""
+    own = before.code == "planned" or before.detail.endswith(_THE_REST)
+    return Caveat("declared") if own else before
+
+
 def choice(value: Caveat | str) -> Caveat:
     """The caveat of role "choice" for the choice of a plan's numbers.
 

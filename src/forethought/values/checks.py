@@ -1,4 +1,4 @@
-"""Checks of numbers, words and names from outside, with errors in the user's terms."""
+"""Checks of numbers, words, names and folders from outside, with errors in the user's terms."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ import math
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from operator import ge, gt, le, lt
 from pathlib import Path
 from typing import Any, TypeVar
 
 _Value = TypeVar("_Value")
+_Kind = TypeVar("_Kind")
 
 
 def real(
@@ -31,17 +33,24 @@ def real(
     if isinstance(value, bool) or not hasattr(value, "__float__"):
         raise TypeError(f"{name} must be a number, not {type(value).__name__}")
     number = float(value)
-    if (
-        not math.isfinite(number)
-        or (above is not None and not number > above)
-        or (least is not None and not number >= least)
-        or (below is not None and not number < below)
-        or (most is not None and not number <= most)
-    ):
-        bounds = (("above", above), ("at least", least), ("below", below), ("at most", most))
-        wanted = " and ".join(f"{word} {bound}" for word, bound in bounds if bound is not None)
-        raise ValueError(f"{name} must be a finite number {wanted}, not {value!r}")
+    bounds = (("above", gt, above), ("at least", ge, least), ("below", lt, below))
+    given = [row for row in (*bounds, ("at most", le, most)) if row[2] is not None]
+    if not math.isfinite(number) or not all(meets(number, bound) for _, meets, bound in given):
+        wanted = " and ".join(f"{word} {bound}" for word, _, bound in given)
+        wanted = f"a finite number {wanted}".rstrip()
+        raise ValueError(f"{name} must be {wanted}, not {value!r}")
     return number
+
+
+def reals(name: str, values: object, **bounds: float) -> tuple[float, ...]:
+    """``values`` as finite floats inside the bounds of :func:`real`, each called ``name``.
+
+    Raises:
+        TypeError: no sequence, or not of numbers. ValueError: as of :func:`real`.
+    """
+    if not isinstance(values, Iterable):
+        raise TypeError(f"each {name} is one of several: give a list of them, not {values!r}")
+    return tuple(real(name, value, **bounds) for value in values)
 
 
 def whole(name: str, value: object, *, least: int = 1, most: int | None = None) -> int:
@@ -59,10 +68,30 @@ def whole(name: str, value: object, *, least: int = 1, most: int | None = None) 
     return number
 
 
+def instance(name: str, value: object, kind: type[_Kind]) -> _Kind:
+    """The value; a TypeError if it is not of the public class that is asked for."""
+    if not isinstance(value, kind):
+        raise TypeError(f"{name} must be a forethought.{kind.__name__}, not {type(value).__name__}")
+    return value
+
+
 def function(name: str, value: object) -> None:
     """Raise a TypeError if ``value`` is neither None nor something to call; classes are not."""
     if value is not None and (isinstance(value, type) or not callable(value)):
         raise TypeError(f"{name} must be a function, not {value!r}: give one, or leave it out")
+
+
+def require_payer(ledger: object) -> None:
+    """Check that a ledger is none or one that can pay.
+
+    Raises:
+        TypeError: it is something else, such as the text that names a book.
+    """
+    if ledger is not None and not hasattr(ledger, "paid"):
+        raise TypeError(
+            "ledger is a forethought.Ledger, such as ft.Ledger(book, account), not "
+            f"{type(ledger).__name__}"
+        )
 
 
 def settle(value: object, **fields: object) -> None:
@@ -105,6 +134,25 @@ def frozen(options: Any) -> tuple[tuple[str, Any], ...]:
 def without_none(values: Mapping[str, _Value | None]) -> dict[str, _Value]:
     """The entries whose value is not None."""
     return {name: value for name, value in values.items() if value is not None}
+
+
+class RunFolderExistsError(ValueError):
+    """The folder already holds something: resume it, overwrite it, or choose another."""
+
+
+def require_only(folder: Path, *own: str) -> None:
+    """Refuse a file, and a folder that holds anything but files of these names, or hidden ones.
+
+    So nobody's results are replaced, and none lie beside those of something else.
+
+    Raises:
+        RunFolderExistsError: it is a file, or there is something else in it.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise RunFolderExistsError(f"{folder} is a file: give a folder")
+    others = {path.name for path in folder.iterdir()} if folder.exists() else set()
+    if any(name not in own and not name.startswith(".") for name in others):
+        raise RunFolderExistsError(f"{folder} is not empty: choose another folder")
 
 
 def imported(what: str, name: str) -> Callable[..., Any]:

@@ -11,9 +11,8 @@ from __future__ import annotations
 
 import json
 import math
-import operator
 import os
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields, replace
@@ -35,7 +34,7 @@ from typing import (
 )
 
 from forethought.values import serialisation
-from forethought.values.caveats import Caveat, caveats, choice
+from forethought.values.caveats import Caveat, caveats, choice, still_chosen
 from forethought.values.checks import one_of, real, settle, whole
 from forethought.values.mechanism import (
     Adjacency,
@@ -665,13 +664,10 @@ class Privacy:
 
     def examples_before(self, index: int) -> float:
         """The expected number of records in all rounds before ``index``, from 0 to ``rounds``."""
-        place = bisect_right(self._ends, index)
-        before = self._examples_before[place]
-        if place == len(self._ends):
-            return before
+        place = bisect_left(self._ends, index)  # the part that ends with these rounds, or later
         start = self._ends[place - 1] if place else 0
-        part = self.mechanism.rounds[place]
-        return before + (index - start) * part.sampling.expected_batch(self.examples)
+        size = self.mechanism.rounds[place].sampling.expected_batch(self.examples)
+        return self._examples_before[place] + (index - start) * size
 
     def to_dict(self) -> dict[str, Any]:
         """A JSON-ready mapping; :meth:`from_dict` reads it back."""
@@ -836,19 +832,15 @@ class Plan(serialisation.Stored):
         given: dict[str, Any] = dict(parts)
         own = [field.name for field in fields(Privacy) if field.name in given]
         of_privacy = {name: given.pop(name) for name in own}
+        for name in given:
+            if name not in ReleaseUse.__dataclass_fields__:
+                raise TypeError(
+                    f"a plan has no argument {name!r}: rounds, batches and noise follow from its "
+                    "mechanism, the clip norm from its clip. Plan again with forethought.plan"
+                )
         privacy = Privacy(mechanism, examples, delta, clip, contribution, **of_privacy)
-        self._set(privacy, replace(use, **given), hyperparameters, not_covered, reasons)
-
-    def _set(
-        self,
-        privacy: Privacy,
-        use: ReleaseUse,
-        hyperparameters: Caveat | str,
-        not_covered: Iterable[Caveat | str],
-        reasons: tuple[tuple[str, str], ...],
-    ) -> None:
-        settle(self, privacy=privacy, use=use, hyperparameters=choice(hyperparameters))
-        settle(self, not_covered=caveats(not_covered))
+        settle(self, privacy=privacy, use=replace(use, **given))
+        settle(self, hyperparameters=choice(hyperparameters), not_covered=caveats(not_covered))
         settle(self, reasons=tuple((str(what), str(why)) for what, why in reasons))
 
     @property
@@ -911,18 +903,19 @@ class Plan(serialisation.Stored):
     def with_(self, **changes: Any) -> Plan:
         """A copy with the named arguments of :class:`Plan` replaced.
 
-        The planner answers for its own numbers only. So ``reasons`` are dropped and the numbers
-        count as declared by the user, unless both are given; a change of those two, of
-        ``not_covered`` or of ``augmentation`` alone leaves them.
+        The planner answers for its own numbers only. So ``reasons`` are dropped and numbers that it
+        chose count as declared by the user, unless both are given; a change of those two, of
+        ``not_covered`` or of ``augmentation`` alone leaves them. What a user declared stays.
         """
         if set(changes) - _NO_NUMBERS:
-            changes = {"reasons": (), "hyperparameters": DECLARED, **changes}
+            chosen = still_chosen(self.hyperparameters)
+            changes = {"reasons": (), "hyperparameters": chosen, **changes}
         return self.remade(**changes)
 
     def remade(self, **changes: Any) -> Plan:
         """The same copy with the words of the planner on its numbers, for the library itself."""
         values: dict[str, Any] = {
-            **{field.name: getattr(self.privacy, field.name) for field in fields(Privacy)},
+            **_parts(self.privacy),
             "use": self.use,
             "hyperparameters": self.hyperparameters,
             "not_covered": self.not_covered,
@@ -931,24 +924,25 @@ class Plan(serialisation.Stored):
         if {"groups", "local"} & set(changes):
             del values["contribution"]
             changes = {"groups": self.groups, "local": self.local, **changes}
-            if any(part.groups for part in self.mechanism):
-                parts = (replace(part, groups=changes["groups"]) for part in self.mechanism)
-                moved = Mechanism(*parts, adjacency=self.mechanism.adjacency)
-                changes = {"mechanism": moved, **changes}
+            training = self.privacy.mechanism
+            if "mechanism" not in changes and any(part.groups for part in training):
+                parts = (replace(part, groups=changes["groups"]) for part in training)
+                changes["mechanism"] = Mechanism(*parts, adjacency=training.adjacency)
         return Plan(**{**values, **changes})
 
     @classmethod
     def _restore(cls, values: dict[str, Any]) -> Plan:
-        privacy, use = Privacy.from_dict(values["privacy"]), ReleaseUse.from_dict(values["use"])
-        plan = cls.__new__(cls)
-        plan._set(
-            privacy,
-            use,
-            Caveat.from_dict(values["hyperparameters"]),
-            map(Caveat.from_dict, values["not_covered"]),
-            values["reasons"],
+        return cls(
+            **_parts(Privacy.from_dict(values["privacy"])),
+            use=ReleaseUse.from_dict(values["use"]),
+            hyperparameters=Caveat.from_dict(values["hyperparameters"]),
+            not_covered=map(Caveat.from_dict, values["not_covered"]),
+            reasons=values["reasons"],
         )
-        return plan
+
+
+def _parts(privacy: Privacy) -> dict[str, Any]:
+    return {field.name: getattr(privacy, field.name) for field in fields(privacy)}
 
 
 def promised(plan: Plan) -> dict[str, Any]:
@@ -1045,8 +1039,6 @@ def step_sizes(plan: Plan) -> Callable[[int], float]:
     """
     schedule, rate = plan.schedule, plan.optimizer.learning_rate
     shape, warmup = SHAPES[schedule.kind], schedule.warmup
-    if schedule.kind == "constant" and not warmup:
-        return lambda index: rate
     in_examples = schedule.unit == "examples"
     time = plan.privacy.examples_before if in_examples else float
     end = time(plan.rounds)
@@ -1184,18 +1176,6 @@ class _EqualRounds:
         root = math.sqrt(self.times) * (1 + 2.0**-50)  # rounded up, so that noise is rounded down
         return tuple((name, sigma / root) for name, sigma in self.noises)
 
-    def takes(
-        self,
-        noises: tuple[tuple[str, float], ...],
-        released: Round,
-        strategy: Strategy | None,
-        times: int,
-    ) -> bool:
-        own, kind = self.like, released.contribution.clipping
-        drawn = getattr(own, "strategy", None), own.sampling, own.clipping, own.groups
-        alike = drawn == (strategy, released.sampling, kind, _groups(released))
-        return alike and (self.noises, self.times, self.origin) == (noises, times, released.origin)
-
 
 class Transcript:
     """A growing list of releases; its memory grows with the number of *different* rounds only."""
@@ -1275,12 +1255,13 @@ class Transcript:
         apart = strategy is None and released.sampling.rounds_per_epoch == 1
         if last is not None and last.origin == released.origin and not apart:
             times = last.times = max(times, last.times)
-        if last is None or not last.takes(noises, released, strategy, times):
-            groups = _groups(released)
-            like = Rounds(1.0, 1, released.sampling, released.contribution.clipping, groups=groups)
-            if strategy is not None:
-                like = Correlated(1.0, 1, like.sampling, like.clipping, strategy, groups=groups)
-            last = _EqualRounds(noises, like, released.origin, times=times)
+        given = 1.0, 1, released.sampling, released.contribution.clipping
+        like = Rounds(*given, groups=released.groups)
+        if strategy is not None:
+            like = Correlated(*given, strategy, groups=released.groups)
+        own = _EqualRounds(noises, like, released.origin, times=times)
+        if last is None or replace(last, count=0) != own:
+            last = own
             self._runs.append(last)
         last.count += 1
         self._rounds += 1
@@ -1353,9 +1334,10 @@ class Transcript:
                 f"{len(found)} rounds were released, {len(accounted)} are accounted: no statement "
                 "is written"
             )
-        pairs = zip(_shapes(found), _shapes(accounted), strict=False)
-        for place, (one, other) in enumerate(pairs):
-            if one[1:] != other[1:] or not _same(one[0], other[0], joined):
+        for place, (one, other) in enumerate(zip(found, accounted, strict=False)):
+            sigmas = one.noise_multiplier, other.noise_multiplier
+            same = math.isclose(*sigmas, rel_tol=ROUNDING if joined else 0)
+            if not same or replace(one, noise_multiplier=sigmas[1]) != other:
                 raise TranscriptError(
                     f"part {place + 1} of what was released is {one}, of what is accounted "
                     f"{other}: no statement is written"
@@ -1423,13 +1405,6 @@ class Transcript:
         return transcript
 
 
-def _groups(released: Round) -> int | None:
-    """The number of groups of the round's batch, if the accounting depends on it; else None."""
-    if released.groups is None:
-        return None
-    return released.contribution.groups
-
-
 def together(sigmas: Sequence[float]) -> float:
     """The noise multiplier of one Gaussian release that is equivalent to all of these together.
 
@@ -1438,12 +1413,3 @@ def together(sigmas: Sequence[float]) -> float:
     if len(sigmas) == 1:
         return sigmas[0]
     return 0.0 if min(sigmas) == 0 else 1 / math.sqrt(math.fsum(sigma**-2 for sigma in sigmas))
-
-
-def _shapes(mechanism: Mechanism) -> list[tuple[Any, ...]]:
-    own = operator.attrgetter("noise_multiplier", "count", "sampling", "clipping", "groups")
-    return [(*own(part), getattr(part, "strategy", None)) for part in mechanism]
-
-
-def _same(one: float, other: float, joined: bool) -> bool:
-    return math.isclose(one, other, rel_tol=ROUNDING) if joined else one == other

@@ -113,8 +113,10 @@ def _by_floor(variance: float, options: Options, rounds: int) -> float:
     return variance / (total / count) ** 2
 
 
-# Optimizers that are no gradient descent, without options by default.
-_ADAPTIVE = partial(OptimizerKind, descends=False, options=())
+# Optimizers that are no gradient descent, without options by default; nothing else is known.
+_ADAPTIVE = partial(
+    OptimizerKind, descends=False, options=(), divides=None, longest=None, weight_decay=0.0
+)
 OPTIMIZERS: dict[str, OptimizerKind] = {
     "sgd": OptimizerKind(
         home="torch.optim:SGD",
@@ -124,28 +126,17 @@ OPTIMIZERS: dict[str, OptimizerKind] = {
         longest=_of_momentum,
         weight_decay=0.0,
     ),
-    "adam": _ADAPTIVE(
-        home="torch.optim:Adam", divides=_by_noise, longest=_of_adam, weight_decay=0.0
-    ),
+    "adam": _ADAPTIVE(home="torch.optim:Adam", divides=_by_noise, longest=_of_adam),
     "adamw": _ADAPTIVE(
         home="torch.optim:AdamW", divides=_by_noise, longest=_of_adam, weight_decay=0.01
     ),
-    "nadam": _ADAPTIVE(home="torch.optim:NAdam", divides=None, longest=_of_nadam, weight_decay=0.0),
-    "radam": _ADAPTIVE(home="torch.optim:RAdam", divides=None, longest=_of_radam, weight_decay=0.0),
-    "adamax": _ADAPTIVE(
-        home="torch.optim:Adamax", divides=None, longest=_of_adamax, weight_decay=0.0
-    ),
-    "yogi": _ADAPTIVE(
-        home="forethought.training.optimizers:Yogi", divides=None, longest=None, weight_decay=0.0
-    ),
-    "adam-bc": _ADAPTIVE(
-        home="forethought.training.optimizers:AdamBC",
-        divides=_by_floor,
-        longest=None,
-        weight_decay=0.0,
-    ),
+    "nadam": _ADAPTIVE(home="torch.optim:NAdam", longest=_of_nadam),
+    "radam": _ADAPTIVE(home="torch.optim:RAdam", longest=_of_radam),
+    "adamax": _ADAPTIVE(home="torch.optim:Adamax", longest=_of_adamax),
+    "yogi": _ADAPTIVE(home="forethought.training.optimizers:Yogi"),
+    "adam-bc": _ADAPTIVE(home="forethought.training.optimizers:AdamBC", divides=_by_floor),
 }
-UNKNOWN = _ADAPTIVE(home="", divides=None, longest=None, weight_decay=0.0)
+UNKNOWN = _ADAPTIVE(home="")
 
 
 def kind_of(name: str) -> OptimizerKind:
@@ -276,7 +267,13 @@ def differences(
     if known is None:
         found = _size(assumed, parameters, chosen)
         if linear and feature_norm is not None:
-            found += (_unused(assumed, feature_norm, chosen),)
+            found += (
+                f"the plan's {chosen} chosen for features of unknown norm and "
+                f"{assumed.parameters:,} weights, the model is linear and the data's features have "
+                f"norm {feature_norm:.3g}, as declared: the rule for known norms was not used, and "
+                "steps may be several times too long or too short. Plan again with "
+                f"forethought.plan(..., feature_norm={feature_norm:.6g}), or data= and model=",
+            )
         return found
     # The noise in a linear model's scores does not depend on the number of weights.
     if feature_norm is None:
@@ -305,16 +302,6 @@ def _size(assumed: Assumed, parameters: int, chosen: str) -> tuple[str, ...]:
         f"the plan's {chosen} chosen for {assumed.parameters:,} weights{guess}, the model "
         f"trains {parameters:,}: {cost}. Plan again "
         f"with forethought.plan(..., model=model), or parameters={parameters}",
-    )
-
-
-def _unused(assumed: Assumed, feature_norm: float, chosen: str) -> str:
-    return (
-        f"the plan's {chosen} chosen for features of unknown norm and {assumed.parameters:,} "
-        f"weights, the model is linear and the data's features have norm {feature_norm:.3g}, as "
-        "declared: the rule for known norms was not used, and steps may be several times too long "
-        f"or too short. Plan again with forethought.plan(..., feature_norm={feature_norm:.6g}), or "
-        "data= and model="
     )
 
 

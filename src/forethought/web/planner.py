@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -182,34 +183,39 @@ def seconds(settings: Settings, loaded: Loaded | None) -> float | None:
 def _noises(
     settings: Settings, made: Plan, loaded: Loaded | None, asked: PlanRequest | None
 ) -> list[tuple[float, float]]:
-    """Pairs (noise-to-signal ratio, records) of the settings with fewer and more records."""
+    """Pairs (noise-to-signal ratio, records) of the settings with fewer and more records.
+
+    Records ascend. Those without less noise than fewer records have are left out: what the planner
+    chooses moves in steps, and more records are worth at least as much.
+    """
     found = [(noise_to_signal(made), settings.records)]
     for factor in _SIZES:
         records = round(factor * settings.records)
         persons = settings.persons and round(factor * settings.persons)
         if records < _LIMITS["records"][1] or persons == 0:
             continue
-        other = replace(settings, records=records, persons=persons, delta=None)
+        other = replace(settings, records=records, persons=persons)
         with suppress(ValueError):  # too few for the job's batch or groups
             found.append((noise_to_signal(other.plan(loaded, asked)), records))
-    return sorted(dict(found).items())
+    found.sort(key=lambda pair: pair[1])
+    before = accumulate((noise for noise, _ in found[:-1]), min, initial=math.inf)
+    return [pair for pair, least in zip(found, before, strict=True) if pair[0] < least]
 
 
 def _worth(noise: float, others: list[tuple[float, float]]) -> float | None:
     """The approximate number of records with this noise at the chosen ε, by log-log interpolation.
 
     Args:
-        noise: noise-to-signal ratio. others: pairs of it and the number of records, ascending.
+        noise: noise-to-signal ratio. others: pairs of it and the number of records, from
+            :func:`_noises`.
 
     Returns:
-        None where no other number of records can be planned.
+        None outside of the numbers of records that were planned, or where there is no other.
     """
-    if len(others) < 2:
+    if len(others) < 2 or not others[-1][0] <= noise <= others[0][0]:
         return None
-    x, y = np.log([one for one, _ in others]), np.log([records for _, records in others])
-    at = int(np.clip(np.searchsorted(x, math.log(noise)), 1, len(x) - 1))
-    slope = (y[at] - y[at - 1]) / (x[at] - x[at - 1])
-    return float(np.exp(y[at - 1] + slope * (math.log(noise) - x[at - 1])))
+    x, y = np.log(others[::-1]).T
+    return float(np.exp(np.interp(math.log(noise), x, y)))
 
 
 def _cost(one: Forecast) -> dict[str, Any]:
