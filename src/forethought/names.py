@@ -81,10 +81,9 @@ _FORMER = {
     "holders.fused": "federated.fused",
     "holders.grpc": "network peers.roster peers.sites",
     "holders.links": "peers peers.driving peers.launched peers.links",
-    "holders.secure_training": "federated.reporting federated.secure_checkpoint "
-    "federated.secure_training",
     "holders.server": "network.server",
-    "holders.simulate": "federated.simulate gossip.simulate holders.recorded holders.simulated",
+    "holders.simulate": "federated.reporting federated.secure_checkpoint federated.secure_training "
+    "federated.simulate gossip.simulate holders.recorded holders.secure_training holders.simulated",
     "holders.simulator": "federated.simulator gossip.machines gossip.simulator holders.times "
     "holders.work simulation simulation.clock simulation.speeds simulation.times",
     "holders.taking_part": "peers.taking_part",
@@ -135,6 +134,7 @@ RENAMED: dict[str, dict[str, str]] = {
     "gossip.simulator": {
         "Pace": "GraphTimes", "Simulated": "SimulatedGraph", "Simulator": "GraphSimulator",
     },
+    "gossip.simulate": {"SimulatedGossip": "SimulatedRun"},
     "planning.gossip": {"predict": "predict_gossip"},
 }  # fmt: skip
 

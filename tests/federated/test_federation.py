@@ -89,6 +89,17 @@ def test_a_delay_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         _ = Delay("no_delays:nevr").permits
 
 
+@pytest.mark.parametrize("body", ["(k): return True", "(k, i): return i / k"])
+def test_a_delay_that_cannot_be_called_is_refused_in_words(
+    body: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "bad_delays", raising=False)
+    (tmp_path / "bad_delays.py").write_text(f"def bad{body}\n")
+    with pytest.raises(ValueError, match="failed with"):
+        _ = Delay("bad_delays:bad").permits
+
+
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=6), st.integers(0, 60))
 def test_rounds_and_updates_are_counted_both_ways(each: list[int], rounds: int) -> None:
     """Against counting one update after the other."""

@@ -275,9 +275,20 @@ def test_a_weight_needs_an_edge_and_an_idle_matrix_never_mixes(tmp_path):
     path = write(tmp_path, "1/2 0 1/2 0\n0 1 0 0\n1/2 0 1/2 0\n0 0 0 1\n")
     with pytest.raises(MixingError, match="edge between them"):
         mixing.given(make("ring", 4), path)
-    idle = mixing.given(make("complete", 4), path)
     with pytest.raises(MixingError, match="brings the workers"):
-        idle.time()
+        mixing.given(make("complete", 4), path)
+
+
+@pytest.mark.parametrize("rows", ["1 0 0\n0 1 0\n0 0 1", "0 1 0\n0 0 1\n1 0 0", "0 1\n1 0"])
+def test_a_matrix_that_never_mixes_is_refused_when_it_is_read(rows, tmp_path):
+    """Nothing passes between parts, or weights only change places."""
+    with pytest.raises(MixingError, match="brings the workers"):
+        mixing.given(make("complete", len(rows.split("\n"))), write(tmp_path, rows))
+
+
+def test_a_matrix_mixes_also_where_two_workers_take_the_same(tmp_path):
+    path = write(tmp_path, "0 1 0\n1/2 0 1/2\n1/2 0 1/2\n")
+    assert mixing.given(make("complete", 3), path).period == 1
 
 
 def test_kinds_are_told_apart():

@@ -11,6 +11,7 @@ from test_decentralised import information
 from workers import gossip, plan
 
 import forethought as ft
+from forethought.accounting.interval import at_most
 from forethought.accounting.statement import Statement, StatementError, disjoint
 from forethought.accounting.verification import verify
 from forethought.gossip import events as on
@@ -30,6 +31,9 @@ from forethought.values.plan import Clip, Transcript, TranscriptError
 
 ROUNDS = 6
 QUANTILE = Clip(rule="quantile", count_noise=5.0)
+# One clip norm that falls over 6 and over 8 rounds.
+MOVING = tuple(plan(rounds, clip=Clip(final=0.01)) for rounds in (ROUNDS, ROUNDS + 2))
+HALVES = tuple(Member(f"w{k}", k % 2) for k in range(16))
 
 
 def exponential(workers: int = 16, exchanges: int = 5, **changes: Any):
@@ -57,6 +61,9 @@ def test_neighbours_see_the_worker_s_own_rounds_as_the_ledger_counted_them() -> 
     assert verify(again).epsilon == fewer.epsilon
     with pytest.raises(GossipError, match="released nothing"):
         worker_statement(agreed, 1, transcript=Transcript())
+    # A neighbour can end a run when it likes: then all planned rounds count.
+    [said] = [one.detail for one in fewer.assumptions if one.code == "ended-early"]
+    assert said.startswith(f"epsilon {at_most(whole.guarantee)} of all 8 at ")
     other = plan(9, rate=0.25)
     with pytest.raises(TranscriptError):
         worker_statement(agreed, 1, transcript=released(other, 3))
@@ -82,6 +89,12 @@ def test_a_network_statement_is_read_back_and_verified() -> None:
     again = Statement.from_json(made.to_json())
     assert verify(again).epsilon == made.epsilon
     assert any(one.code == "distant-observer" for one in again.assumptions)
+    part, agreed = released(exponential().plan(3), 2), exponential()
+    made = worker_statement(agreed, 3, "network", observers=[0], transcript=part)
+    # Of rounds that it may never have been proven for, what neighbours see.
+    [said] = [one.detail for one in made.assumptions if one.code == "ended-early"]
+    assert f" {at_most(worker_statement(agreed, 3).guarantee)} of all 6 at " in said
+    assert verify(made, agreed.plan(3)).epsilon == made.epsilon
     with pytest.raises(GossipError, match="only there"):
         worker_statement(exponential(), 3, observers=[0])
     with pytest.raises(GossipError, match="only there"):
@@ -159,6 +172,7 @@ def test_one_round_is_covered_with_any_matrices() -> None:
             {"plans": (plan(8, clip=QUANTILE),)},
             "follow the data",
         ),
+        ({"plans": MOVING, "members": HALVES}, "move apart"),
     ],
 )
 def test_what_is_not_proven_is_refused(changes: dict, says: str) -> None:
@@ -166,6 +180,11 @@ def test_what_is_not_proven_is_refused(changes: dict, says: str) -> None:
     agreed = gossip(rounds=ROUNDS, **{**known, "exchanges": 5, **changes})
     with pytest.raises(NetworkViewError, match=says):
         worker_statement(agreed, 3, "network", observers=[0])
+
+
+def by_examples(rate: float) -> ft.Plan:
+    """Its step sizes fall with the number of records that came."""
+    return plan(8, rate, schedule=ft.Schedule("inverse", 0.1, unit="examples"))
 
 
 def test_an_outsider_of_sync_faces_everybody_s_noise_and_of_others_nobody_s() -> None:
@@ -178,6 +197,8 @@ def test_an_outsider_of_sync_faces_everybody_s_noise_and_of_others_nobody_s() ->
         exponential(tracking=True),
         exponential(compression=Compression("bf16")),
         exponential(trust=Trust(difference=1.0)),
+        exponential(plans=MOVING, members=HALVES),
+        exponential(plans=(by_examples(0.5), by_examples(0.25)), members=HALVES),
     ):
         assert outsider_gain(agreed, 2) == 1
         own, seen = (worker_statement(agreed, 2, view) for view in ("neighbours", "outsider"))
@@ -254,6 +275,10 @@ def test_who_stopped_before_its_round_was_averaged_is_hidden_by_nobody() -> None
 
     assert epsilon("outsider", short) == epsilon("neighbours", short)
     assert epsilon("outsider", whole[0]) < epsilon("neighbours", whole[0])
+    # Nor are all its rounds, if results decided that; a complete one has none left over.
+    made = [worker_statement(agreed, 0, "outsider", transcript=one) for one in (short, whole[0])]
+    left = [[c.detail for c in one.caveats if c.code == "ended-early"] for one in made]
+    assert left[1] == [] and at_most(epsilon("neighbours", whole[0])) in left[0][0]
     assert overview(agreed, whole) == overview(agreed)
     rows = [row.split(" | ") for row in overview(agreed, [*whole[:3], short]).splitlines()[2:]]
     assert all(seen == own and paper == "–" for _, _, own, seen, paper, _ in rows)

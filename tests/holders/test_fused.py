@@ -302,6 +302,12 @@ def test_another_law_is_refused_with_what_to_set(changes: dict[str, Any], words:
     assert "fused = true" in str(refused.value) and "\n" not in str(refused.value)
 
 
+def test_a_loss_and_a_progress_are_functions() -> None:
+    for name in ("loss", "progress"):
+        with pytest.raises(TypeError, match=f"{name} must be"):
+            simulate(model(), shares(), federation(noise=1.0), TIMES, **{name: 0})
+
+
 def test_clients_that_are_away_and_groups_are_refused() -> None:
     away = replace(TIMES, outages=(Outage(1, 2.0, 3.0),))
     with pytest.raises(FederationError, match="outages"):

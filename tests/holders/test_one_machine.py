@@ -12,7 +12,7 @@ from torch import nn
 import forethought as ft
 from drawn import randn, reseed, stream
 from forethought.federated.federation import Federation, Member
-from forethought.holders.secure_training import ReportedAverage
+from forethought.holders.simulate import ReportedAverage
 from forethought.holders.simulator import StarSimulator, Times
 from forethought.holders.trainer import Holder, SharedModel
 from forethought.holders.workers import InProcess

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,36 +11,39 @@ import numpy as np
 import pytest
 import torch
 
+from forethought.exchange import events as on
+from forethought.exchange.messages import SERVER, Update
 from forethought.federated.federation import (
     Federation,
-    FederationError,
     Member,
     ServerOptimizer,
 )
-from forethought.federated.rules import cohort_of
+from forethought.federated.rules import Synchronous, cohort_of
+from forethought.federated.secure_aggregation.client import SecureClient
 from forethought.federated.secure_aggregation.masking import (
     SecureAggregation,
     SecureAggregationError,
+    to_ring,
 )
-from forethought.federated.secure_aggregation.protocol import MaskedSum, MaskKeys, secure_sum
+from forethought.federated.secure_aggregation.protocol import MaskedSum, secure_sum
+from forethought.federated.secure_aggregation.server import SecureServer
 from forethought.federated.secure_aggregation.shared_noise import secured
 from forethought.federated.statements import client_statement
-from forethought.federated.steps import moved
-from forethought.holders.secure_training import train_securely
 from forethought.holders.simulate import SimulatedRun, simulate
 from forethought.holders.simulator import Times
-from forethought.holders.trainer import Holder, SharedModel
+from forethought.holders.topology import LEFT, StarTopology
+from forethought.holders.trainer import ClientTrainer, Holder, SharedModel
 from forethought.rounds.contributions import cross_entropy
 from forethought.rounds.private_sum import PrivateRounds
 from forethought.rounds.randomness import Secrets, Seeds, add_grid_noise
-from forethought.rounds.records import TensorRecords, as_records
+from forethought.rounds.records import as_records
 from forethought.values.mechanism import Mechanism, Poisson, Rounds
-from forethought.values.plan import Plan, grid, step_sizes
+from forethought.values.plan import Plan, grid
 from forethought.values.use import Averaging
-from trials.storage import CrashError, MemoryStorage
 
 CLIENTS, ROUNDS, RECORDS = 6, 4, 40
 SETTINGS = SecureAggregation(CLIENTS, dropouts=1, colluders=1)
+SEEDS = Seeds(1, 1)
 
 
 def agreed(sigma: float = 2.0, settings: SecureAggregation = SETTINGS) -> Federation:
@@ -56,27 +60,46 @@ def agreed(sigma: float = 2.0, settings: SecureAggregation = SETTINGS) -> Federa
     return secured(plain, settings)
 
 
-def brought(federation: Federation) -> tuple[SharedModel, list[Holder]]:
-    torch.manual_seed(0)
-    shared = SharedModel(torch.nn.Linear(3, 2))
+def in_cohorts(size: int = 4, **changes: Any) -> Federation:
+    plain = replace(agreed(), secure=None, cohort=size, **changes)
+    return secured(plain, SecureAggregation(size, dropouts=size // 4))
+
+
+def shares() -> list[tuple[np.ndarray, np.ndarray]]:
     generator = np.random.default_rng(0)
-    holders = []
-    for client in range(CLIENTS):
-        inputs = generator.normal(size=(RECORDS, 3)).astype(np.float32)
-        targets = (inputs[:, 0] > 0).astype(np.int64)
-        records = as_records((inputs, targets), torch.float32, torch.device("cpu"))
-        secrets = Secrets.draw(Seeds(client, client))
-        holders.append(Holder(federation.plan(client), records, cross_entropy, secrets))
-    return shared, holders
+    inputs = [generator.normal(size=(RECORDS, 3)).astype(np.float32) for _ in range(CLIENTS)]
+    return [(one, (one[:, 0] > 0).astype(np.int64)) for one in inputs]
+
+
+def model() -> torch.nn.Module:
+    torch.manual_seed(0)
+    return torch.nn.Linear(3, 2)
+
+
+def run(federation: Federation, **options: Any) -> tuple[SimulatedRun, np.ndarray]:
+    """The simulation, and the weights of its model."""
+    trained, times = model(), Times([1.0] * CLIENTS)
+    found = simulate(trained, shares(), federation, times, seeds=SEEDS, **options)
+    return found, SharedModel(trained).read()
+
+
+def holders_of(federation: Federation) -> list[Holder]:
+    """The clients as :func:`run` makes them, with the same secrets."""
+    secrets = Secrets.draw(SEEDS)
+    records = [as_records(one, torch.float32, torch.device("cpu")) for one in shares()]
+    return [
+        Holder(federation.plan(k), one, cross_entropy, secrets.of(k))
+        for k, one in enumerate(records)
+    ]
 
 
 def in_the_clear(federation: Federation) -> np.ndarray:
-    """The same training with plain sums of the released vectors, in the same order."""
-    shared, holders = brought(federation)
+    """The same training with plain sums of the released vectors."""
+    shared, holders = SharedModel(model()), holders_of(federation)
     rounds = [PrivateRounds(h.plan.privacy, shared.parameters, h.loss, h.secrets) for h in holders]
-    weights, sizes = shared.read(), step_sizes(federation.plan(0))
+    rule = Synchronous(federation, shared.read())
     for index in range(ROUNDS):
-        shared.write(weights)
+        shared.write(rule.model)
         total, divisor = np.zeros(shared.layout.size), 0.0
         asked = cohort_of(federation, index, np.arange(CLIENTS, dtype=np.int64))
         for private, holder in ((rounds[client], holders[client]) for client in asked):
@@ -86,57 +109,70 @@ def in_the_clear(federation: Federation) -> np.ndarray:
                 noised = opened.release()
             total += noised.vector.numpy()
             divisor += noised.round.divisor
-        weights = moved(federation.server, {}, weights, -sizes(index) * (total / divisor))
-    return weights
+        for client in asked:
+            rule.apply(client, Update(index, index, (total / divisor).astype(np.float32)))
+        rule.advance()
+    return rule.model
 
 
-def test_the_model_is_that_of_the_plain_sums_bit_for_bit() -> None:
-    federation = agreed()
-    done = train_securely(*brought(federation), federation)
-    assert np.array_equal(done.weights, in_the_clear(federation))
-    assert done.survivors == (tuple(range(CLIENTS)),) * ROUNDS
+def by_the_machines(federation: Federation) -> np.ndarray:
+    """The same training by the machines of real processes."""
+    shared = SharedModel(model())
+    trainers = [ClientTrainer(shared, one, gradients=True) for one in holders_of(federation)]
+    one = federation.plan(0).round(0)
+    step, _ = grid(one.noise_std, one.clip_norm, federation.parameters)
+
+    def ring(client: int) -> np.ndarray:
+        assert trainers[client].noised is not None
+        return to_ring(trainers[client].noised.vector.numpy(), step, 48)
+
+    clients = [
+        SecureClient(federation, k, elements=lambda number, k=k: ring(k)) for k in range(CLIENTS)
+    ]
+    server = SecureServer(federation, shared.read())
+    machines: list[Any] = [*clients, server]  # the server is number -1
+    wire: deque[tuple[int, on.Send]] = deque()
+
+    def do(who: int, event: on.Event) -> None:
+        for effect in machines[who].handle(event):
+            if isinstance(effect, on.Send):
+                wire.append((who, effect))
+            elif isinstance(effect, on.Compute):
+                found = trainers[who].compute(effect.planned, effect.vector)
+                do(who, found.answer(effect, 0.0))
+
+    for who in (SERVER, *range(CLIENTS)):
+        do(who, on.Connected(0.0))
+    while not server.finished:
+        sender, sent = wire.popleft()
+        do(sent.to, on.Received(sender, sent.message, 0.0))
+    return server.reported
+
+
+@pytest.mark.parametrize("federation", [agreed(), in_cohorts()], ids=("all", "cohorts"))
+def test_the_model_has_the_bits_of_real_processes_and_is_that_of_the_plain_sums(
+    federation: Federation,
+) -> None:
+    found, weights = run(federation)
+    assert np.array_equal(weights, by_the_machines(federation))
+    assert np.array_equal(weights, in_the_clear(federation))
+    assert found.simulated.rounds.tolist() == [len(one) for one in found.transcripts]
 
 
 def test_noise_may_change_between_rounds_that_nobody_misses() -> None:
     two = Mechanism(Rounds(2.0, 1, Poisson(0.5)), Rounds(5.0, ROUNDS - 1, Poisson(0.5)))
     plan = agreed().plan(0).with_(mechanism=two)
     federation = secured(replace(agreed(), secure=None, plans=(plan,)), SETTINGS)
-    done = train_securely(*brought(federation), federation)
-    assert np.array_equal(done.weights, in_the_clear(federation))
+    done, weights = run(federation)
+    assert np.array_equal(weights, in_the_clear(federation))
     made = client_statement(federation, 0, "secure-server", transcript=done.transcripts[0])
     wanted = client_statement(replace(federation, plans=(plan,), secure=None), 0).guarantee
     assert made.guarantee == pytest.approx(wanted, rel=2e-3)
 
 
-@pytest.mark.parametrize("write", [2, 6, 7, 10])
-def test_a_round_cut_off_is_the_same_release_or_counts_as_another(write: int) -> None:
-    """Crashes at a note in the first round, at its checkpoint, and at notes after it."""
-    federation = agreed()
-
-    def crash(number: int, length: int) -> int | None:
-        return length // 2 if number == write else None
-
-    storage = MemoryStorage(fault=crash)
-    with pytest.raises(CrashError):
-        train_securely(*brought(federation), federation, storage=storage)
-    left = storage.contents()
-    same = train_securely(*brought(federation), federation, storage=MemoryStorage(left))
-    assert np.array_equal(same.weights, in_the_clear(federation))
-    assert not any(transcript.again for transcript in same.transcripts)
-
-    shared, holders = brought(federation)
-    inputs, targets = holders[0].records.take(np.arange(RECORDS))
-    holders[0] = replace(holders[0], records=TensorRecords(inputs + 1, targets))
-    other = train_securely(shared, holders, federation, storage=MemoryStorage(left))
-    # The first client's note of the round that was cut off: torn at write 7, whole before others.
-    assert [t.again for t in other.transcripts] == [int(write != 7), 0, 0, 0, 0, 0]
-
-
-def test_cohorts_are_summed_as_in_the_clear_and_cost_what_their_clients_released() -> None:
-    plain = replace(agreed(), secure=None, cohort=4)
-    federation = secured(plain, SecureAggregation(4, dropouts=1))
-    done = train_securely(*brought(federation), federation)
-    assert np.array_equal(done.weights, in_the_clear(federation))
+def test_cohorts_cost_what_their_clients_released() -> None:
+    federation = in_cohorts()
+    done, _ = run(federation)
     numbers = [len(transcript) for transcript in done.transcripts]
     assert sum(numbers) == 4 * ROUNDS and len(set(numbers)) > 1
     spent = {}
@@ -153,56 +189,45 @@ def test_cohorts_are_summed_as_in_the_clear_and_cost_what_their_clients_released
     assert [spent[count] for count in sorted(spent)] == sorted(spent.values())
 
 
-def test_an_interrupted_training_behind_masks_goes_on_to_the_same_bits(tmp_path: Path) -> None:
-    plain = replace(
-        agreed(),
-        secure=None,
-        cohort=4,
-        server=ServerOptimizer("adam", 0.1),
-        averaging=Averaging("exponential"),
-    )
-    federation = secured(plain, SecureAggregation(4, dropouts=1))
-    shares = [(h.records.inputs, h.records.targets) for h in brought(federation)[1]]
+class StopError(Exception):
+    pass
 
-    class StopError(Exception):
-        pass
+
+def test_an_interrupted_training_behind_masks_goes_on_to_the_same_bits(tmp_path: Path) -> None:
+    """With a client that no cohort asks: it has no statement, and the others have theirs."""
+    how = {"server": ServerOptimizer("adam", 0.1), "averaging": Averaging("exponential")}
+    federation, out = in_cohorts(2, **how), tmp_path / "run"
 
     def stop(done: int, most: int) -> None:
-        if done == 2:
+        if done == 5:
             raise StopError
 
-    def run(**changes: Any) -> tuple[SimulatedRun, np.ndarray]:
-        shared, _ = brought(federation)
-        times = Times([1.0] * CLIENTS)
-        found = simulate(shared.model, shares, federation, times, **changes)
-        return found, SharedModel(shared.model).read()
-
-    out = tmp_path / "run"
-    whole, expected = run(seeds=Seeds(1, 1))
+    whole, expected = run(federation)
     with pytest.raises(StopError):
-        run(seeds=Seeds(1, 1), out=out, progress=stop)
+        run(federation, out=out, progress=stop)
     begun: list[int] = []
-    found, weights = run(out=out, resume=True, progress=lambda done, most: begun.append(done))
-    assert begun == [3, 4] and np.array_equal(weights, expected)
-    assert [len(one.mechanism) if one else 0 for one in found.statements] == [
-        len(one.mechanism) if one else 0 for one in whole.statements
-    ]
-    assert not (out / "secure-state").exists() and not (out / "keys").exists()
+    found, weights = run(
+        federation, out=out, resume=True, progress=lambda done, most: begun.append(done)
+    )
+    assert begun == list(range(1, 9)) and np.array_equal(weights, expected)
+    made = [len(one.mechanism) if one else 0 for one in found.statements]
+    assert made == [len(one.mechanism) if one else 0 for one in whole.statements]
+    assert 0 in made and sum(made) == 8
+    assert len(list((out / "clients").iterdir())) == len(made) - made.count(0)
+    assert not (out / "updates").exists() and not (out / "keys").exists()
 
 
-def test_every_client_has_spent_what_it_released_even_in_lost_rounds() -> None:
-    federation = agreed()
+def test_statements_say_that_accuracy_on_held_out_records_was_looked_at() -> None:
+    done, _ = run(agreed(), test=shares()[0])
+    assert len(done.accuracies) == ROUNDS
+    for statement in done.statements:
+        assert statement is not None
+        assert "held-out-accuracy" in {one.code for one in statement.caveats}
 
-    def lost(round: int, sender: int, message: object) -> bool:
-        gone = {1: (5,), 2: (0, 1)}.get(round, ())
-        return sender in gone and isinstance(message, MaskedSum | MaskKeys)
 
-    done = train_securely(*brought(federation), federation, lost=lost)
-    assert done.survivors[1] == (0, 1, 2, 3, 4)
-    assert done.survivors[2] == ()
-    for client, transcript in enumerate(done.transcripts):
-        assert len(transcript) == ROUNDS
-        client_statement(federation, client, "secure-server", transcript=transcript)
+def test_behind_masks_a_client_that_left_cannot_begin_again() -> None:
+    assert LEFT in StarTopology(agreed()).endings
+    assert LEFT not in StarTopology(replace(agreed(), secure=None)).endings
 
 
 def test_the_planned_epsilon_holds_against_the_server_and_more_is_said_without_it() -> None:
@@ -245,17 +270,13 @@ def test_a_small_ring_other_plans_and_phases_of_cohorts_are_refused() -> None:
     with pytest.raises(SecureAggregationError, match="use at least"):
         agreed(settings=SecureAggregation(CLIENTS, 1, 1, bits=24))
     federation = agreed()
-    shared, holders = brought(federation)
-    with pytest.raises(FederationError, match="no secure aggregation"):
-        train_securely(shared, holders, replace(federation, secure=None))
-    with pytest.raises(FederationError, match="holders' plans"):
-        train_securely(shared, holders[:-1], federation)
+    small = SecureAggregation(CLIENTS, 1, 1, bits=24).to_dict()
+    with pytest.raises(SecureAggregationError, match="use at least"):
+        run(replace(federation, secure=small))
     two = Mechanism(Rounds(2.0, 2, Poisson(0.5)), Rounds(3.0, 2, Poisson(0.5)))
     phases = replace(federation, plans=(federation.plan(0).with_(mechanism=two),))
     with pytest.raises(SecureAggregationError, match="leave the cohort"):
-        train_securely(
-            shared, holders, replace(phases, cohort=4, secure=SecureAggregation(4).to_dict())
-        )
+        run(replace(phases, cohort=4, secure=SecureAggregation(4).to_dict()))
     short = Plan(Mechanism(Rounds(2.0, 2, Poisson(0.5))), RECORDS, 1e-5)
     with pytest.raises(SecureAggregationError, match="same number of"):
         secured(replace(federation, plans=(federation.plan(0), short), secure=None), SETTINGS)

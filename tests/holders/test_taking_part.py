@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,10 @@ import pytest
 
 pytest.importorskip("torch")
 
+import forethought as ft
 from forethought.exchange.keys import SIGNING, Keys
+from forethought.federated.federation import Federation, FederationError, Member
+from forethought.federated.sizes import Sizes
 from forethought.holders import taking_part
 from forethought.holders.links import Pace, TeamLinks
 from trials.processes import Setting
@@ -61,3 +65,18 @@ def test_only_who_has_the_last_average_is_hidden_from_outsiders(
     assert (took.reason, took.updates) == (None if paused else "rounds", 1)
     seen, own = (one.accountant["kind"] for one in (took.outsider, took.statement))
     assert (seen == own) is paused
+
+
+def test_no_book_pays_for_rates_that_results_choose(tmp_path: Path) -> None:
+    """Its total would be that of the planned rates, whatever was released at higher ones."""
+    mechanism = ft.Mechanism(ft.Rounds(2.0, 9, ft.Poisson(0.1)))
+    plan = ft.Plan(mechanism, 40, 1e-3, budget=ft.Budget(4.0, 1e-3))
+    shared = {"parameters": 3, "architecture": "", "rounds": 9, "exchanged": "gradients"}
+    planned = Federation((Member("a"),), (plan,), **shared, rule="asynchronous")
+    chosen = replace(planned, sizes=Sizes("constant"))
+    free = taking_part.Share(range(40), lambda outputs, targets: outputs)
+    paid = replace(free, payer=ft.Ledger(f"sqlite:///{tmp_path / 'books.db'}", "patients"))
+    paid.require(planned, 0)
+    free.require(chosen, 0)
+    with pytest.raises(FederationError, match="leave out"):
+        paid.require(chosen, 0)

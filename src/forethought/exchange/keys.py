@@ -36,6 +36,8 @@ from forethought.values.serialisation import Stored, canonical
 
 # The file of a roster, the file of a member's policy, and the schema of that file.
 ROSTER, POLICY, POLICY_SCHEMA = "roster.json", "policy.json", "forethought/policy/1"
+# The name of a federation's server among its members.
+SERVER_NAME = "server"
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 # Points of small order on edwards25519, without their sign bit (and p, p + 1, which some libraries
 # read as 0 and 1): under such a key one signature fits many messages.
@@ -53,6 +55,15 @@ _WEAK = frozenset(
 
 class RosterError(ValueError):
     """A roster with a bad or repeated name or key, or one that does not fit the run."""
+
+
+def require_name(name: object) -> None:
+    """Refuse what is no member's name: it names folders as well. Raises RosterError."""
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise RosterError(
+            f"{name!r} is no member's name: give 1 to 63 small letters, digits, dashes "
+            "and underscores, beginning with a letter or a digit"
+        )
 
 
 @dataclass(frozen=True)
@@ -76,11 +87,7 @@ class Identity(Stored):
     certificate: str
 
     def __post_init__(self) -> None:
-        if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
-            raise RosterError(
-                f"{self.name!r} is no member's name: give 1 to 63 small letters, digits, dashes "
-                "and underscores, beginning with a letter or a digit"
-            )
+        require_name(self.name)
         try:
             raw = bytes.fromhex(self.public_key)
             if len(raw) != 32 or raw[:31] + bytes([raw[31] & 0x7F]) in _WEAK:

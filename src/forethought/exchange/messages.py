@@ -640,10 +640,6 @@ _PADDING = 2
 MOST_NORM = 1e18
 
 
-def _anything(sender: int, message: Any) -> float:
-    return MOST_NORM
-
-
 class Opened(NamedTuple):
     """A frame that was verified, decoded and checked.
 
@@ -719,7 +715,7 @@ class Endpoint:
     key: Ed25519PrivateKey
     public_keys: Mapping[int, bytes]
     parameters: int
-    largest: Callable[[int, Any], float] = _anything
+    largest: Callable[[int, Any], float] = lambda sender, message: MOST_NORM
     _last: dict[str, tuple[Any, bytes, bytes]] = field(default_factory=dict, init=False, repr=False)
     _limits: dict[int, int] = field(default_factory=dict, init=False, repr=False)
     # The most updates that this member signed for since it was started, or received a proof of.

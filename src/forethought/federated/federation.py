@@ -90,10 +90,18 @@ class Delay:
         round.
 
         Raises:
-            ValueError: the function cannot be imported.
+            ValueError: the function cannot be imported, or called with two numbers.
         """
         if ":" in self.kind:
             chosen = imported("delay", self.kind)
+            try:
+                bool(chosen(0, 1))  # the first call that a run makes
+            except Exception as error:
+                raise ValueError(
+                    f"delay {self.kind!r} called with 0, 1 failed with {type(error).__name__}: "
+                    f"{error}; give a function of two whole numbers, k and i, that returns True "
+                    "or False"
+                ) from error
             return lambda k, i: k >= i or bool(chosen(k, i))
         return DELAYS[self.kind](self.most)
 

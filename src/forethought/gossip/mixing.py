@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, assert_never, get_args
 
 import numpy as np
 
@@ -43,6 +43,10 @@ Row = dict[int, Fraction]
 Living = frozenset[int] | None
 HALF = Fraction(1, 2)
 _SEED = 1 << 63
+_NEVER = (
+    "this matrix never brings the workers to agree: no weight passes between parts, or "
+    "weights only change places; put positive weights on the diagonal and on edges"
+)
 _ZERO = 1e-12  # below this an eigenvalue computed in floating point is 0
 
 
@@ -85,6 +89,7 @@ class Mixing:
                     f"a matrix for {size} workers has as many rows, not {len(self.given)}"
                 )
             self.check()
+            self._require_mixing()
 
     @property
     def period(self) -> int:
@@ -156,9 +161,11 @@ class Mixing:
                 return self._metropolis(worker, living)
             case "exponential":
                 return self._exponential(step, worker, living)
-            case _:
+            case "given":
                 row = dict((self.given or ())[worker])
                 return row if living is None else self._repaired(worker, row, living)
+            case _:
+                assert_never(self.kind)
 
     def receivers(self, step: int, worker: int, living: Living = None) -> tuple[int, ...]:
         """The other workers that take ``worker``'s weights in ``step``, so ``worker`` sends to
@@ -203,6 +210,22 @@ class Mixing:
             for worker in here:
                 _sums_to_one("column", worker, columns[worker])
 
+    def _require_mixing(self) -> None:
+        """Refuse a given matrix whose powers do not converge to the average of all workers.
+
+        They do if positive weights lead from one worker to all others, and the lengths of all ways
+        back have no common divisor: a doubly stochastic matrix then is irreducible and aperiodic.
+        """
+        far, reached = {0: 0}, [0]
+        for worker in reached:
+            for other in self._columns[worker]:
+                if other not in far:
+                    far[other] = far[worker] + 1
+                    reached.append(other)
+        detours = (far[one] + 1 - far[other] for one in far for other in self._columns[one])
+        if len(far) < self.graph.size or math.gcd(*detours) != 1:
+            raise MixingError(_NEVER)
+
     def second_eigenvalue(self) -> float:
         """ρ: a step shrinks the expected squared disagreement by at least this factor.
 
@@ -237,10 +260,7 @@ class Mixing:
             return steps
         rho = self.second_eigenvalue()
         if rho > 1 - _ZERO:
-            raise MixingError(
-                "this matrix never brings the workers to agree: no weight passes between parts, or "
-                "weights only change places; put positive weights on the diagonal and on edges"
-            )
+            raise MixingError(_NEVER)
         return max(1, math.ceil(2 * math.log(to) / math.log(rho) - _ZERO)) if rho else 1
 
     @cached_property

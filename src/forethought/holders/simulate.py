@@ -20,38 +20,38 @@ import torch
 
 from forethought.accounting.statement import Randomness, Statement
 from forethought.exchange.events import ClientRelease
-from forethought.exchange.messages import Model, Vector, decode, encode
+from forethought.exchange.messages import Model, Update, Vector, decode, encode
 from forethought.exchange.storage import FolderStorage, RecordLog
 from forethought.federated.federation import Federation, FederationError
+from forethought.federated.rules import Synchronous
+from forethought.federated.secure_aggregation.masking import (
+    SecureAggregation,
+    SecureAggregationError,
+)
+from forethought.federated.secure_aggregation.protocol import secure_sum
+from forethought.federated.secure_aggregation.shared_noise import require_room
 from forethought.federated.sizes import released
 from forethought.federated.steps import Moments, moved
 from forethought.gossip.gossip import Gossip
 from forethought.gossip.worker import Machine
 from forethought.gradients import check_model
 from forethought.holders import simulator
-from forethought.holders.fused import LAW, Cohort, cohorts, require_fusible, simulated_times
-from forethought.holders.secure_training import RELEASED, STATE, ReportedAverage, train_securely
+from forethought.holders.fused import LAW, Asked, Cohort, cohorts, require_fusible, simulated_times
 from forethought.holders.simulator import rehearsed
 from forethought.holders.topology import Topology, topology_of
 from forethought.holders.trainer import Holder, SharedModel
 from forethought.holders.workers import PROCESSES, InProcess, Workers, address_of
 from forethought.rounds.contributions import Loss, check_loss, default_loss
+from forethought.rounds.private_sum import Layout
 from forethought.rounds.randomness import Secrets, Seeds
 from forethought.rounds.records import Records, as_records, blank
-from forethought.training.folder import (
-    KEYS,
-    PLAN,
-    CheckpointError,
-    RunFolderExistsError,
-    RunSecrets,
-    locked,
-    require_only,
-    wipe,
-)
+from forethought.training.folder import KEYS, PLAN, CheckpointError, RunSecrets, locked, wipe
 from forethought.training.metrics import evaluate
+from forethought.training.optimizers import IterateAverage
 from forethought.training.records import require_fit
 from forethought.training.run import NOT_COVERED_TEST
-from forethought.values.plan import TRANSCRIPT, Transcript
+from forethought.values.checks import RunFolderExistsError, function, require_only
+from forethought.values.plan import TRANSCRIPT, Transcript, grid
 from forethought.values.serialisation import Stored, plain
 
 SUMMARY, START = "simulation.json", "start.npy"
@@ -95,12 +95,17 @@ class Simulation:
     _states: dict[int, bytes] = field(default_factory=dict)
     _count: int = 0
 
-    def trainers(self) -> simulator.Trainers:
-        """Make the trainers, with a record if there is a folder; torch then uses one thread."""
+    def trainers(self, sums: bool = False) -> simulator.Trainers:
+        """Make the trainers, with a record if there is a folder; torch then uses one thread.
+
+        Args:
+            sums: True gives noised sums; see :class:`~forethought.holders.trainer.ClientTrainer`.
+        """
 
         def make(states: dict[int, bytes]) -> simulator.Trainers:
             brought = self.shared, self.holders, self.topology.local_rounds
-            options: dict[str, Any] = {"gradients": self.topology.gradients, "states": states}
+            gradients = "sums" if sums else self.topology.gradients
+            options: dict[str, Any] = {"gradients": gradients, "states": states}
             if not self.workers:
                 return InProcess(*brought, **options)
             return self.until_the_end(
@@ -127,7 +132,7 @@ class Simulation:
         """Enter a context that is left when the simulation ends."""
         return self._held.enter_context(held)
 
-    def committed(self, holder: int, release: ClientRelease) -> None:
+    def committed(self, holder: int, release: ClientRelease | simulator.Result) -> None:
         """Note a holder's release, and call ``progress``."""
         self._states[holder] = release.state
         self._count += 1
@@ -147,19 +152,13 @@ class Simulation:
         """The releases of each holder."""
         return tuple(released(self._states.get(k, b"")) for k in range(len(self.holders)))
 
-    @property
-    def randomness(self) -> Randomness:
-        """The randomness of this simulation: which of it is seeded."""
-        return Randomness(
-            seeded_sampling=self.secrets.seeded_sampling, seeded_noise=self.secrets.seeded_noise
-        )
-
     def statement(self, holder: int, transcript: Transcript) -> Statement | None:
         """The statement of a holder's releases; None if it released nothing."""
         if not len(transcript):
             return None
         looked = () if self.test is None else (NOT_COVERED_TEST,)
-        return self.topology.statement(holder, transcript, self.randomness, looked)
+        seeded = Randomness(self.secrets.seeded_noise, self.secrets.seeded_sampling)
+        return self.topology.statement(holder, transcript, seeded, looked)
 
     def finish(self, run: SimulatedRun) -> None:
         """Write the results to the folder, if there is one, and remove what resuming needed."""
@@ -180,8 +179,44 @@ class Simulation:
                 statement.save(own, {PLAN: plan.to_json(), TRANSCRIPT: made.to_json(), **agreed})
         (folder / SUMMARY).write_text(json.dumps(run.summary(), indent=2), encoding="utf-8")
         wipe(folder / KEYS)
-        for name in (RECORD, FUSED, STATE, RELEASED):
+        for name in (RECORD, FUSED):
             (folder / name).unlink(missing_ok=True)
+
+
+class ReportedAverage:
+    """The average of a federation's models; see :class:`forethought.federated.server.Average`.
+
+    Args:
+        federation: sets the kind of average. layout: of the model's tensors in a vector.
+        weights: the first model, float32, shape (parameters,).
+    """
+
+    def __init__(self, federation: Federation, layout: Layout, weights: Vector) -> None:
+        self._newest = torch.from_numpy(np.array(weights, dtype=np.float32))
+        parts = layout.views(self._newest)
+        self._layout = layout
+        self._average = IterateAverage(federation.averaging, parts, federation.rounds)
+
+    @classmethod
+    def of(cls, federation: Federation, layout: Layout, weights: Vector) -> ReportedAverage | None:
+        """The average that a federation reports; None: it reports its newest model."""
+        return None if federation.averaging.kind == "none" else cls(federation, layout, weights)
+
+    def update(self, version: int, weights: Vector) -> None:
+        """Include the model of a version in the average."""
+        self._newest.copy_(torch.from_numpy(np.array(weights)))
+        self._average.update(version)
+
+    @property
+    def weights(self) -> Vector:
+        """The average, float32, shape (parameters,)."""
+        parts = [part.reshape(-1) for part in self._average.values.values()]
+        return torch.cat(parts).numpy().astype(np.float32)
+
+    def restore(self, weights: Vector) -> None:
+        """Continue from this average."""
+        flat = torch.from_numpy(np.array(weights, dtype=np.float32))
+        self._average.restore(self._layout.views(flat))
 
 
 # The beginning of a simulation: new, or resumed from the folder of an interrupted one.
@@ -415,9 +450,6 @@ class SimulatedRun:
         return {**found, **busy, "accuracy": own, "ended": done.reasons[place]}
 
 
-SimulatedGossip = SimulatedRun
-
-
 def simulate(
     model: torch.nn.Module,
     shares: Sequence[object],
@@ -464,6 +496,8 @@ def simulate(
             ``out`` has another federation or gossip. SimulationError: no event is left before the
             end.
     """
+    function("loss", loss)
+    function("progress", progress)
     topology = topology_of(federation)
     count = len(topology.names)
     address_of(engine)  # refuses an unknown one, also where no process would be started
@@ -589,9 +623,13 @@ def _run(
         ).run()
         each = [running.accuracy(model) for model in done.models]
     elif fused:
-        done = _fused(agreed, running, times, accuracies)
+        asked = cohorts(agreed)
+        timed = simulated_times(agreed, times, asked)
+        done = _locked(agreed, running, timed, accuracies, _fused(agreed, running, asked))
     elif agreed.secure is not None:
-        return _securely(agreed, running, times)
+        models = _securely(agreed, running)
+        done = _locked(agreed, running, rehearsed(agreed, times), accuracies, models)
+        done = replace(done, rounds=np.array([len(made) for made in running.transcripts]))
     else:
         done = simulator.StarSimulator(
             agreed,
@@ -617,50 +655,74 @@ def _run(
     )
 
 
-def _fused(
-    federation: Federation, running: Simulation, times: simulator.Times, accuracies: _Accuracies
+def _locked(
+    federation: Federation,
+    running: Simulation,
+    timed: simulator.SimulatedStar,
+    accuracies: _Accuracies,
+    models: Iterator[Vector],
 ) -> simulator.SimulatedStar:
-    """Train with one private sum per round; the times are those of machines without training."""
-    asked = cohorts(federation)
-    timed = simulated_times(federation, times, asked)
+    """Train in lockstep, round by round; the times are those of machines without training."""
+    average = ReportedAverage.of(federation, running.shared.layout, running.start)
+    reported = running.start
+    for version, (seconds, model) in enumerate(zip(timed.versions, models, strict=True), 1):
+        if average is not None:
+            average.update(version, model)
+        reported = model if average is None else average.weights
+        accuracies.of_version(version, seconds, reported)
+    return replace(timed, weights=reported)
+
+
+def _fused(federation: Federation, running: Simulation, asked: Sequence[Asked]) -> Iterator[Vector]:
+    """The models of rounds with one private sum each."""
 
     def make(states: dict[int, bytes]) -> simulator.Trainers:
         brought = running.shared, running.holders, federation, asked, running.secrets
         return running.until_the_end(Cohort(*brought, running.workers, running.engine))
 
     trainers = running.recorded(make, FUSED)
-    average = ReportedAverage.of(federation, running.shared.layout, running.start)
     weights, moments = running.start, Moments()
-    count, most = 0, int(timed.updates.sum())
-    for version, (seconds, (clients, _)) in enumerate(zip(timed.versions, asked, strict=True)):
+    count, most = 0, sum(len(clients) for clients, _ in asked)
+    for version, (clients, _) in enumerate(asked):
         trainers.begin(simulator.Work(0, version, version, Model(version, version, weights)))
         change = trainers.result(0).vector.astype(np.float64)
         weights = moved(federation.server, moments, weights, change)
-        if average is not None:
-            average.update(version + 1, weights)
-        reported = weights if average is None else average.weights
-        accuracies.of_version(version + 1, seconds, reported)
         count += len(clients)
         if running.progress is not None:
             running.progress(count, most)
-    return replace(timed, weights=weights if average is None else average.weights)
+        yield weights
 
 
-def _securely(federation: Federation, running: Simulation, times: simulator.Times) -> SimulatedRun:
-    """Train with secure aggregation; the times are those of machines without training."""
-    folder = running.folder
-    trained = train_securely(
-        running.shared,
-        running.holders,
-        federation,
-        progress=running.progress,
-        storage=None if folder is None else FolderStorage(folder),
-    )
-    rounds = np.array([len(transcript) for transcript in trained.transcripts])
-    done = replace(rehearsed(federation, times), weights=trained.weights, rounds=rounds)
-    statements = tuple(
-        running.topology.statement(client, transcript, running.randomness)
-        for client, transcript in enumerate(trained.transcripts)
-    )
-    accuracy = running.accuracy(trained.weights)
-    return SimulatedRun(federation, done, statements, (), accuracy, tuple(trained.transcripts))
+def _securely(federation: Federation, running: Simulation) -> Iterator[Vector]:
+    """The models of rounds behind real masks, with the bits of a server that opens them.
+
+    Nobody is lost on the way, so noise may change with the round where all clients make all rounds.
+    """
+    settings = SecureAggregation.from_dict(federation.secure or {})
+    settings.require(federation)
+    require_room(federation, settings)
+    if federation.cohort is not None and any(len(p.mechanism.rounds) > 1 for p in federation.plans):
+        raise SecureAggregationError(
+            "clients of a cohort miss rounds, so all rounds need one noise multiplier and "
+            "sampling: plan rounds of one kind, or leave the cohort out"
+        )
+    trainers, rule = running.trainers(sums=True), Synchronous(federation, running.start)
+    made = [0] * len(federation.members)
+    while not rule.finished:
+        version, asked, sums, divisor = rule.version, rule.asked, {}, 0.0
+        model = Model(version, version, rule.model)
+        for client in asked:
+            trainers.begin(simulator.Work(client, made[client], version, model))
+        for client in asked:
+            found, own = trainers.result(client), federation.plan(client).round(made[client])
+            sums[client] = found.vector.view(np.float64)
+            divisor += own.divisor
+            step, _ = grid(own.noise_std, own.clip_norm, federation.parameters)
+            running.committed(client, found)
+            made[client] += 1
+        opened, _ = secure_sum(settings, sums, step, round=version, run_id=federation.run_id)
+        mean = (opened / divisor).astype(np.float32)
+        for client in asked:
+            rule.apply(client, Update(made[client] - 1, version, mean))
+        rule.advance()
+        yield rule.model

@@ -10,13 +10,13 @@ from __future__ import annotations
 import contextlib
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from forethought.accounting.interval import at_most
-from forethought.accounting.statement import Statement
+from forethought.accounting.statement import Randomness, Statement
 from forethought.exchange.events import Compute, Computed
 from forethought.exchange.keys import POLICY, POLICY_SCHEMA, ROSTER, Keys, Roster
 from forethought.exchange.messages import SERVER, Endpoint, Vector
@@ -91,7 +91,8 @@ class Share:
         """Refuse a plan for another number of records, or a worker's beyond its ``epsilon``.
 
         Raises:
-            FederationError, GossipError: names both figures.
+            FederationError, GossipError: names both figures; or sizes that results choose have a
+                payer, whose book reserves the planned rounds alone.
         """
         plan, name = agreed.plan(me), agreed.members[me].name
         if len(self.records) != plan.examples:
@@ -99,8 +100,15 @@ class Share:
                 f"the plan of {name!r} is for {plan.examples} examples, the data has "
                 f"{len(self.records)}: the guarantee depends on it"
             )
-        if self.epsilon is None or isinstance(agreed, Federation):
+        if isinstance(agreed, Federation):
+            if agreed.sizes is not None and self.payer is not None:
+                raise FederationError(
+                    "federation.sizes chooses sampling rates by results, and a ledger pays for the "
+                    "planned ones only: leave out [ledger] (payer=), or federation.sizes"
+                )
             return  # a client's policy sets its limits
+        if self.epsilon is None:
+            return
         found = worker_statement(agreed, me, delta=self.delta).guarantee
         if found > real("epsilon", self.epsilon, above=0):
             raise GossipError(
@@ -157,54 +165,48 @@ class _Part:
     trainer: ClientTrainer
     witness: MemberWitness | None
     returning: bool
-    secrets: Any
+    randomness: Randomness
     paid: Paid | None
 
-    def statements(
+    def took(
         self,
         stated: Topology,
         policy: Mapping[str, Any],
         files: Mapping[str, str],
         reason: str | None,
-    ) -> tuple[Statement, ...]:
-        """Make and save the statements of the releases; (): nothing was released.
+        weights: Vector | None,
+        alarms: Iterable[Any],
+        drove: Any = None,
+    ) -> TookPart:
+        """The outcome: settled with the payer if the part is over, its statements made and saved.
 
         Args:
             stated: the topology that statements are made from. policy: the limits allowed.
             files: further evidence. reason: why the part ended; None: it was paused.
+            weights, alarms, drove: of the outcome.
         """
-        settled, caveats = self._settled(reason)
-        transcript = released(self.ledger.read().state)
-        if not len(transcript):
-            return ()
-        topology, me = self.topology, self.me
-        randomness = randomness_of(self.secrets, topology.agreed.plan(me))
-        evidence = {
-            PLAN: stated.made(me, transcript).to_json(),
-            TRANSCRIPT: transcript.to_json(),
-            topology.file: topology.agreed.to_json(),
-            **files,
-            **settled,
-            POLICY: canonical({"schema": POLICY_SCHEMA, **policy}),
-        }
-        found = []
-        for view in range(len(topology.views)):
-            place = self.folder / OUTSIDER if view else self.folder
-            place.mkdir(exist_ok=True)
-            # Whoever sees a model that was not averaged in the end sees the last round alone.
-            seen = view if reason == "rounds" else 0
-            made = stated.statement(me, transcript, randomness, view=seen)
-            made = replace(made, caveats=(*made.caveats, *caveats))
-            found.append(made.save(place, evidence))
-        return tuple(found)
-
-    def _settled(self, reason: str | None) -> tuple[dict[str, str], tuple[Caveat, ...]]:
-        """Settle with the payer if the part is over; returns a statement's evidence and caveats."""
-        over = reason in self.topology.endings and reason != SET_BACK
-        if self.paid is None or not over:
-            return {}, ()
-        text, words = self.paid.settle(self.ledger.read().rounds)
-        return {PAID: text}, (Caveat("in-the-book", words),)
+        topology, me, held = self.topology, self.me, self.ledger.read()
+        over, caveats = reason in topology.endings, list[Caveat]()
+        if self.paid is not None and over and reason != SET_BACK:
+            text, words = self.paid.settle(held.rounds)
+            files, caveats = {**files, PAID: text}, [Caveat("in-the-book", words)]
+        found, transcript = list[Statement](), released(held.state)
+        if len(transcript):
+            evidence = {
+                PLAN: stated.made(me, transcript).to_json(),
+                TRANSCRIPT: transcript.to_json(),
+                topology.file: topology.agreed.to_json(),
+                **files,
+                POLICY: canonical({"schema": POLICY_SCHEMA, **policy}),
+            }
+            for view in range(len(topology.views)):
+                place = self.folder / OUTSIDER if view else self.folder
+                place.mkdir(exist_ok=True)
+                # Whoever sees a model that was not averaged in the end sees the last round alone.
+                seen = view if reason == "rounds" else 0
+                made = stated.statement(me, transcript, self.randomness, caveats, view=seen)
+                found.append(made.save(place, evidence))
+        return TookPart(reason, over, held.updates, tuple(found), weights, tuple(alarms), drove)
 
 
 def _reserved(share: Share, plan: Plan, folder: Path) -> contextlib.AbstractContextManager[Any]:
@@ -276,7 +278,7 @@ def _part(
             trainer,
             witness,
             returning,
-            own,
+            randomness_of(own, plan),
             paid,
         )
 
@@ -338,20 +340,9 @@ def take_part_as_client(
             ),
             compute,
         )
-        made = part.statements(
-            StarTopology(stated or federation, left=driver.done == LEFT),
-            plain(policy),
-            {ROSTER: roster.to_json()},
-            driver.done,
-        )
-        return TookPart(
-            driver.done,
-            driver.done in topology.endings,
-            ledger.read().updates,
-            made,
-            machine.weights,
-            tuple(driver.alarms),
-        )
+        made = StarTopology(stated or federation, left=driver.done == LEFT)
+        files, ended = {ROSTER: roster.to_json()}, (driver.done, machine.weights, driver.alarms)
+        return part.took(made, plain(policy), files, *ended)
 
 
 def _behind_masks(federation: Federation, part: _Part, roster: Roster) -> ClientMachine:
@@ -437,15 +428,9 @@ def take_part(
         )
         drove = driver.run(stop, look)
         policy = {"epsilon": share.epsilon, "delta": share.delta}
-        return TookPart(
-            drove.reason,
-            drove.reason in topology.endings,
-            part.ledger.read().updates,
-            part.statements(GraphTopology(stated or gossip), policy, {}, drove.reason),
-            machine.weights,
-            tuple(drove.alarms),
-            drove,
-        )
+        made = GraphTopology(stated or gossip)
+        ended = drove.reason, machine.weights, drove.alarms
+        return part.took(made, policy, {}, *ended, drove)
 
 
 def own_keys(folder: Path, name: str) -> Keys:

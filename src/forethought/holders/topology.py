@@ -21,12 +21,10 @@ class _Topology:
     """The common part of both topologies.
 
     Attributes:
-        file: name of the agreement's file. endings: reasons of an end after which a holder cannot
-            go on. local_rounds: private rounds in an update.
+        file: name of the agreement's file. local_rounds: private rounds in an update.
     """
 
     file: ClassVar[str]
-    endings: ClassVar[tuple[str, ...]]
 
     agreed: Federation | Gossip
 
@@ -54,10 +52,17 @@ class StarTopology(_Topology):
     """
 
     file = FEDERATION
-    endings = ("finished", LEFT)
 
     agreed: Federation
     left: bool = False
+
+    @property
+    def endings(self) -> tuple[str, ...]:
+        """Reasons of an end after which a client cannot go on.
+
+        Behind masks a client that left stays out; without them it may begin again.
+        """
+        return ("finished",) if self.agreed.secure is None else ("finished", LEFT)
 
     @property
     def most(self) -> int:
@@ -118,6 +123,7 @@ class GraphTopology(_Topology):
     """Workers that are each other's neighbours; see :class:`~forethought.gossip.gossip.Gossip`."""
 
     file = GOSSIP
+    # Reasons of an end after which a worker cannot go on.
     endings = ("counted", "neighbour", "rounds", "stopped", "ledger set back")
 
     agreed: Gossip

@@ -139,7 +139,8 @@ class ClientTrainer:
         shared: the model; several trainers of a process may share it.
         holder: plan, records, secrets.
         local_rounds: private rounds in an update.
-        gradients: True gives noised means (of one round each) in place of weights.
+        gradients: True gives noised means (of one round each) in place of weights; "sums" gives
+            noised sums: their float64 numbers, seen as float32, shape (2·parameters,).
         state: of an earlier trainer; b"": begin anew.
 
     Attributes:
@@ -154,7 +155,7 @@ class ClientTrainer:
         holder: Holder,
         local_rounds: LocalRounds = 1,
         *,
-        gradients: bool = False,
+        gradients: bool | str = False,
         state: bytes = b"",
     ) -> None:
         self.shared, self.holder = shared, holder
@@ -231,6 +232,8 @@ class ClientTrainer:
         if self._gradients:
             self.noised = noised
             vector = _narrow_mean(noised)
+            if self._gradients == "sums":
+                vector = noised.vector.double().cpu().numpy().view(np.float32)
         else:
             shared.write(weights)
             self._descent.step(noised, self._step_size(first))

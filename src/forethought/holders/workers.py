@@ -71,7 +71,7 @@ class InProcess:
         holders: Sequence[Holder] | Mapping[int, Holder],
         local_rounds: LocalRounds = 1,
         *,
-        gradients: bool = False,
+        gradients: bool | str = False,
         states: Mapping[int, bytes] | None = None,
         clients: int | None = None,
     ) -> None:
@@ -149,7 +149,7 @@ class Workers:
         holders: Sequence[Holder],
         local_rounds: LocalRounds = 1,
         *,
-        gradients: bool = False,
+        gradients: bool | str = False,
         states: Mapping[int, bytes] | None = None,
         engine: str = PROCESSES,
     ) -> None:
