@@ -67,6 +67,8 @@ def first_used(module: str) -> str:
         for home, names in loaded._HELD.items()
         for name in names.split()
     ]
+    if module == "forethought.errors":  # a former name, which it knows with a warning
+        lines.append("from .holders.links import PeersError as StoreError\n")
     if "__version__" in loaded.__all__:
         lines.append("\n__version__: str\n")
     return "".join(lines)

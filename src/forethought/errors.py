@@ -42,16 +42,17 @@ _HELD = {
     "report.page": "PrintingError",
     "rounds.private_sum": "RoundError TeamError",
     "training.execution": "Interrupted",
-    "training.folder": "CheckpointError RunFolderBusyError RunFolderExistsError",
+    "training.folder": "CheckpointError RunFolderBusyError",
     "training.own_loop": "DeferredError NoGradientsWarning",
     "training.records": "CoincidingRecordsError MutedWeightsWarning NonFiniteRecordsWarning "
     "NotCentredWarning OtherModelWarning UnreachedWeightsWarning",
+    "values.checks": "RunFolderExistsError",
     "values.mechanism": "UnsupportedMechanismError",
     "values.plan": "TranscriptError",
     "values.signing": "SignatureError",
     "web.planner": "SettingError",
 }
-__all__, _load, _ = on_first_use(globals(), _HELD)
+__all__, _load, __dir__ = on_first_use(globals(), _HELD)
 
 
 def __getattr__(name: str) -> Any:
@@ -63,7 +64,3 @@ def __getattr__(name: str) -> Any:
         )
         name = "PeersError"
     return _load(name)
-
-
-def __dir__() -> list[str]:
-    return list(__all__)

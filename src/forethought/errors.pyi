@@ -39,7 +39,6 @@ from .rounds.private_sum import TeamError as TeamError
 from .training.execution import Interrupted as Interrupted
 from .training.folder import CheckpointError as CheckpointError
 from .training.folder import RunFolderBusyError as RunFolderBusyError
-from .training.folder import RunFolderExistsError as RunFolderExistsError
 from .training.own_loop import DeferredError as DeferredError
 from .training.own_loop import NoGradientsWarning as NoGradientsWarning
 from .training.records import CoincidingRecordsError as CoincidingRecordsError
@@ -48,6 +47,7 @@ from .training.records import NonFiniteRecordsWarning as NonFiniteRecordsWarning
 from .training.records import NotCentredWarning as NotCentredWarning
 from .training.records import OtherModelWarning as OtherModelWarning
 from .training.records import UnreachedWeightsWarning as UnreachedWeightsWarning
+from .values.checks import RunFolderExistsError as RunFolderExistsError
 from .values.mechanism import UnsupportedMechanismError as UnsupportedMechanismError
 from .values.plan import TranscriptError as TranscriptError
 from .values.signing import SignatureError as SignatureError

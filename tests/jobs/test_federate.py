@@ -117,6 +117,8 @@ def test_local_rounds_may_change_from_update_to_update() -> None:
         (ONE + 'folder = "a"', "brings its own"),
         ('rule = "asynchronous"\nweights = "equal"', "weights goes with rule 'synchronous'"),
         ('secure = {dropouts = 1}\nweights = "equal"', "weights goes with .* without secure"),
+        (ONE + '[[federation.client]]\nname = "../b"', "no member's name"),
+        (ONE + '[[federation.client]]\nname = "server"', "server's name"),
     ],
 )
 def test_a_section_that_cannot_be_is_refused_in_words(extra: str, words: str) -> None:
@@ -131,6 +133,27 @@ def test_speeds_that_say_nothing(speeds: str) -> None:
         speeds_of(FederationSection(speeds=speeds), 3)
     with pytest.raises(JobError, match="speeds for 3"):
         speeds_of(FederationSection(speeds=(1.0, 2.0)), 3)
+
+
+@pytest.mark.parametrize("speed", [0.0, -1.0, float("inf")])
+def test_speeds_are_above_0(speed: float) -> None:
+    with pytest.raises(ValueError, match="finite number above"):
+        speeds_of(FederationSection(speeds=(1.0, speed, 1)), 3)
+
+
+@pytest.mark.parametrize(
+    ("secure", "words"),
+    [
+        ("dropouts = 1.5", "must be a whole number"),
+        ('dropouts = "a"', "must be a whole number"),
+        ("dropouts = 4", "fewer than two"),
+        ("patience = 0", "above 0"),
+        ("drop = 1", "take dropouts"),
+    ],
+)
+def test_settings_of_secure_aggregation_are_refused_in_words(secure: str, words: str) -> None:
+    with pytest.raises(JobError, match=words):
+        agreed(job(f"secure = {{ {secure} }}"), [100] * 4, [1.0] * 4)
 
 
 @pytest.mark.slow

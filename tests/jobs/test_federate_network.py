@@ -30,6 +30,8 @@ from forethought.exchange.storage import FolderStorage, counted
 from forethought.federated.federation import Federation, FederationError
 from forethought.federated.statements import Policy
 from forethought.holders.flower import answer_requests
+from forethought.holders.taking_part import TookPart
+from forethought.holders.topology import LEFT
 from forethought.jobs import members as jobs
 from forethought.jobs.job import JobError, from_file
 from forethought.training.folder import KEYS
@@ -345,6 +347,16 @@ def test_a_client_that_leaves_states_its_whole_plan(job: Path, keys: Path, tmp_p
     assert "stopped-early" in {one.code for one in took.statement.caveats}
     checked = CliRunner().invoke(app, ["account", str(out / "statement.json")])
     assert checked.exit_code == 0, checked.output
+
+
+def test_leaving_is_no_failure(
+    job: Path, keys: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = TookPart(LEFT, False, 0, (), None, ())
+    monkeypatch.setattr(jobs, "take_part_in_job", lambda *_, **__: left)
+    words = ["federate", "client", str(job), "--keys", str(keys / "a"), "--leave"]
+    done = CliRunner().invoke(app, [*words, "--out", str(tmp_path / "a")])
+    assert done.exit_code == 0, done.output
 
 
 class Shell:

@@ -8,7 +8,9 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 import pytest
+from typer.testing import CliRunner
 
+from forethought.cli import app
 from forethought.data import DataError
 from forethought.data.columns import outward
 from forethought.jobs.init import ALL_DROPPED, job_for
@@ -265,6 +267,16 @@ def test_a_table_without_features_says_so(tmp_path, capsys):
     text = job_for(table(tmp_path, number=np.arange(ROWS), same=["a"] * ROWS), "outcome")
     assert ALL_DROPPED in text
     assert ALL_DROPPED not in job_for(table(tmp_path, age=np.arange(ROWS) % 80), "outcome")
+
+
+def test_columns_that_are_left_out_and_numbers_that_are_none_are_named(tmp_path):
+    share = [f"{at % 900}%" for at in range(ROWS)]
+    doses = ["inf", *(str(at * 37 % 80) for at in range(1, ROWS))]
+    path = table(tmp_path, share=share, dose=doses, same=["a"] * ROWS)
+    assert "(1 of the entries)" in job_for(path, "outcome")
+    out = str(tmp_path / "job.toml")
+    told = CliRunner().invoke(app, ["init", str(path), "--label", "outcome", "--out", out]).output
+    assert "Left out: share: different in every record; same:" in told
 
 
 @pytest.mark.parametrize(("wrong", "asked"), [(6, True), (90, False)])

@@ -8,13 +8,16 @@ import random
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from rich.text import Text
+from typer.main import get_command
 
 import forethought as ft
-from forethought.cli import main
+from forethought.cli import app, main
 from forethought.commands.command import of_the_system
 
 Outcome = tuple[int, str, str]
@@ -230,7 +233,11 @@ def test_a_file_that_cannot_be_written_is_told_by_its_own_name(
 
 
 @pytest.mark.parametrize(
-    "flag", ["--max-epsilon 3", "--max-rounds 9", "--weight epsilon=2", "--public-proxy mnist"]
+    "flag",
+    [
+        *("--max-epsilon 3", "--max-rounds 9", "--weight epsilon=2", "--public-proxy mnist"),
+        *("--tolerance 0.1", "--repeats 5", "--rehearse"),
+    ],
 )
 def test_a_flag_that_would_change_nothing_is_refused(
     forethought: Callable[..., Outcome], flag: str
@@ -415,3 +422,87 @@ def test_names_with_brackets_are_printed_as_they_are(forethought: Callable[..., 
     Path("job.toml").write_text(JOB)
     status, out, _ = forethought("train", "job.toml", "--out", "run[bold]")
     assert status == 0 and "Run folder  run[bold]" in out
+
+
+def test_what_is_read_and_what_a_run_holds_is_never_replaced(
+    forethought: Callable[..., Outcome],
+) -> None:
+    kept = "age,died\n50,yes\n40,no\n"
+    for path in ("in.csv", "run/job.toml", "run/model.json", "run/model.safetensors"):
+        Path(path).parent.mkdir(exist_ok=True)
+        Path(path).write_text(kept)
+    Path("run/statement.json").write_text("{}")
+    Path("link.csv").symlink_to("in.csv")
+    for words in ("predict run in.csv --out in.csv", "predict run in.csv --out link.csv"):
+        one_line(forethought(*words.split(), "--overwrite"), "is read here", "--out")
+    one_line(forethought("init", "in.csv", "--out", "in.csv", "--overwrite"), "is read here")
+    for words in (
+        "predict run in.csv --out run/model.json",
+        "export run --onnx run/model.safetensors",
+        "init in.csv --out run/job.toml",
+    ):
+        one_line(forethought(*words.split(), "--overwrite"), "of the run")
+    for path in ("in.csv", "run/job.toml", "run/model.json", "run/model.safetensors"):
+        assert Path(path).read_text() == kept
+    # A file of one's own may lie in the folder of a run.
+    Path("run/mine.toml").write_text("")
+    one_line(forethought("init", "in.csv", "--out", "run/mine.toml"), "--overwrite")
+    assert forethought("init", "in.csv", "--out", "run/mine.toml", "--overwrite")[0] == 0
+
+
+def test_every_help_has_all_its_words() -> None:
+    def words(command: Any) -> Iterator[str]:
+        yield from (command.help or "", command.epilog or "")
+        for option in command.params:
+            yield from (getattr(option, "help", None) or "", option.name)
+        for one in getattr(command, "commands", {}).values():
+            yield from words(one)
+
+    told = list(words(get_command(app)))
+    assert len(told) > 400
+    for text in told:  # rich takes brackets for markup, unless they are escaped
+        assert Text.from_markup(text).plain == text.replace("\\[", "[")
+
+
+@pytest.mark.parametrize(
+    ("words", "needed"),
+    [
+        ("audit job.toml --rounds 2", "--rounds goes with --replay"),
+        ("audit job.toml --canaries inputs", "--canaries goes with --one-run"),
+        ("federate plan job.toml --repeats 2", "--repeats goes with --rehearse"),
+        ("gossip plan job.toml --repeats 2", "--repeats goes with --rehearse"),
+    ],
+)
+def test_a_flag_with_a_default_needs_its_companion_too(
+    forethought: Callable[..., Outcome], words: str, needed: str
+) -> None:
+    one_line(forethought(*words.split()), needed)
+
+
+def test_a_resumed_run_names_what_is_to_be_dropped(forethought: Callable[..., Outcome]) -> None:
+    flags = ("train", "--resume", "run", "--out", "x", "--rounds", 3)
+    one_line(forethought(*flags), "drop --out and the numbers")
+
+
+def test_data_in_place_of_a_job_a_folder_of_a_file_and_a_lost_path_are_told(
+    forethought: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("t.parquet").write_bytes(b"PAR1\xd0")
+    one_line(forethought("plan", "t.parquet"), "forethought init t.parquet")
+    Path("images").mkdir()
+    one_line(forethought("init", "images"), "images is a folder")
+    table = JOB.replace('"digits"', '"csv:t.csv"\n[data.columns]\nage = [0, 9]')
+    Path("job.toml").write_text(table)
+    one_line(forethought("plan", "job.toml"), "no file t.csv", "--data-dir", "working folder")
+    Path("else").mkdir()
+    for place, words in ((Path(), "name,here"), (Path("else"), "name,there")):
+        (place / "t.csv").write_text(f"{words}\n1,2\n")
+    monkeypatch.setenv("FORETHOUGHT_DATA", "else")
+    label = '"csv:t.csv"\nlabel = "y"\nclasses = ["0", "1"]'
+    Path("job.toml").write_text(table.replace('"csv:t.csv"', label))
+    one_line(forethought("plan", "job.toml"), "t.csv", "here")
+    one_line(forethought("plan", "job.toml", "--data-dir", "else"), "t.csv", "there")
+    Path("job.toml").write_text(JOB.replace("[model]", '[run]\nmetrics = "AUC"\n[model]'))
+    one_line(forethought("plan", "job.toml"), "metrics = 'AUC'", "a list")
+    Path("job.toml").write_text(JOB + '[statistics]\nkind = "count"\n')
+    one_line(forethought("release", "job.toml"), "under [[statistics]]")

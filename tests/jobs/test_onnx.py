@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import sys
 from datetime import date
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -250,3 +252,10 @@ def test_columns_may_be_called_as_parts_of_the_graph_but_not_as_answers(tmp_path
     for answer in ("prediction", "probabilities"):
         with pytest.raises(JobError, match=answer):
             made((*names, answer))
+
+
+def test_without_the_extra_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "onnxscript", None)
+    monkeypatch.delitem(sys.modules, onnx_export.__name__)
+    with pytest.raises(JobError, match="pip install"):
+        import_module(onnx_export.__name__)

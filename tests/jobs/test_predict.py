@@ -125,6 +125,34 @@ def test_predictions_for_new_patients(trained: Path) -> None:
     assert np.allclose(found[:, 1:].to_numpy(), by_hand, atol=1e-6)
 
 
+class _Unknown:
+    """As pandas' NA: what is asked of it is unknown, and that is no truth value."""
+
+    def __ne__(self, other: object) -> Any:
+        return self
+
+    def __bool__(self) -> bool:
+        raise TypeError("boolean value of NA is ambiguous")
+
+
+def test_an_unknown_entry_is_missing_and_one_row_is_a_list_of_one(trained: Path) -> None:
+    predictor = ft.load(trained / "run")
+    row = {"age": 50, "creatinine": 1.0, "platelets": 2e5, "ward": "A", "admitted": "2021-05-06"}
+    known = predictor.predict_proba([row | {"bmi": None}])
+    columns = {name: [entry] for name, entry in row.items()}
+    assert np.array_equal(predictor.predict_proba(columns | {"bmi": [_Unknown()]}), known)
+    for wrong in (row | {"bmi": 20.0}, {name: str(entry) for name, entry in row.items()}, [1.0]):
+        with pytest.raises(TypeError, match="one row as"):
+            predictor.predict(wrong)
+
+
+def test_a_table_in_another_form_is_told_of_that_of_training(trained: Path) -> None:
+    other = trained / "semicolons.csv"
+    other.write_text((trained / "new.csv").read_text().replace(",", ";"))
+    with pytest.raises(DataError, match="as in training"):
+        ft.load(trained / "run").predict(other)
+
+
 def test_new_records_that_no_declaration_covers_are_refused(trained: Path) -> None:
     predictor = ft.load(trained / "run")
     row = {"age": "50", "bmi": "", "creatinine": "1", "platelets": "2e5", "ward": "?"}

@@ -88,6 +88,12 @@ def test_what_makes_no_sense_is_said(
     assert not (tmp_path / "run").exists()
 
 
+def test_a_run_until_an_accuracy_is_refused_for_persons_of_several_records(job: Path) -> None:
+    job.write_text(JOB.replace("holdout", "records_per_person = 3\nholdout"))
+    with pytest.raises(JobError, match=r"\[data\] person and"):
+        prepare(from_file(job), until=0.9, max_epsilon=3.0)
+
+
 def test_a_search_or_filter_statement_is_accounted_its_own_way_at_another_delta(
     tmp_path: Path,
 ) -> None:

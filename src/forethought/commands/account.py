@@ -26,9 +26,7 @@ if TYPE_CHECKING:
 )
 @command.takes("account", before="group")
 def account(
-    path: Annotated[
-        Path | None, typer.Argument(help="Plan, statement or run folder.", show_default=False)
-    ] = None,
+    path: Annotated[Path | None, typer.Argument(help="Plan, statement or run folder.")] = None,
     group: Annotated[
         int | None,
         typer.Option(
@@ -41,22 +39,16 @@ def account(
         bool, typer.Option("--verify", help="Recompute a statement; fail when it does not hold.")
     ] = False,
     public_key: Annotated[
-        Path | None,
-        typer.Option(help="With --verify: the key that must have signed it.", show_default=False),
+        Path | None, typer.Option(help="With --verify: the key that must have signed it.")
     ] = None,
     ledger: Annotated[
         str | None,
         typer.Option(
-            metavar="BOOK",
-            help="With --verify: recompute the data set's total from its book.",
-            show_default=False,
+            metavar="BOOK", help="With --verify: recompute the data set's total from its book."
         ),
     ] = None,
     sign: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="KEY", help="Sign a statement that holds; see keygen.", show_default=False
-        ),
+        Path | None, typer.Option(metavar="KEY", help="Sign a statement that holds; see keygen.")
     ] = None,
     compare: Annotated[
         bool, typer.Option("--compare", help="Show what every other analysis says of it.")
@@ -99,6 +91,7 @@ def account(
         if sign is not None:
 
             def drawn(page: Path) -> None:
+                page.unlink()
                 write_statement(page.parent)  # it names the signing key
 
             jobs.sign(path, sign, drawn)
@@ -147,9 +140,8 @@ def keygen(
 
 @command.app.command(epilog="Example: forethought audit job.toml --quick")
 def audit(
-    path: Annotated[
-        Path | None, typer.Argument(help="Job file, plan or run folder.", show_default=False)
-    ] = None,
+    context: typer.Context,
+    path: Annotated[Path | None, typer.Argument(help="Job file, plan or run folder.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="A few seconds.")] = False,
     thorough: Annotated[
         bool, typer.Option("--thorough", help="More records, more games: minutes.")
@@ -160,8 +152,7 @@ def audit(
     ] = False,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds to replay.")] = 3,
     one_run: Annotated[
-        bool,
-        typer.Option("--one-run", help="Rehearse one run with canaries: how near to ε is it?"),
+        bool, typer.Option("--one-run", help="Rehearse one run with canaries: how near to ε is it?")
     ] = False,
     canaries: Annotated[
         str, typer.Option(help="With --one-run: gradients (seen in every sum) or inputs (losses).")
@@ -186,6 +177,10 @@ def audit(
 
     console = command.console_for(quiet or as_json)
     other = quick or thorough or replay
+    command.together(
+        ("--rounds", command.given(context, "rounds"), "--replay", replay),
+        ("--canaries", command.given(context, "canaries"), "--one-run", one_run),
+    )
     command.refuse(
         self_test and (other or one_run or (path, out, false_alarm) != (None, None, None)),
         "--self-test goes by itself (with --seed, --json, --quiet)",
@@ -302,6 +297,7 @@ def report(
 ) -> None:
     """Show a run's result and statement and draw its figures again, or say how far it came."""
     from forethought.accounting.statement import Statement
+    from forethought.jobs.account import verified
     from forethought.report import terminal
     from forethought.report.figures import draw_run
     from forethought.report.page import print_pdf, write_pages, write_statement
@@ -312,6 +308,10 @@ def report(
 
     console = command.console_for(quiet or as_json)
     printed = []
+    if there("statement.intoto.json"):
+        if pdf:
+            verified(folder)  # no other page is printed than the one that was signed
+        console.print("signed pages stay as they are: forethought account --sign draws them again")
     if not there("statement.json"):
         command.refuse(pdf, f"the run in {folder} has not ended: there is no report to print")
         unfinished = UnfinishedRun.load(folder)
@@ -325,7 +325,9 @@ def report(
         statement = Statement.load(folder / "statement.json")
         values = json.loads(statement.to_json())
         terminal.show_statement(console, statement)
-        console.print(f"\nwritten  {print_pdf(page, page.with_suffix('.pdf')) if pdf else page}")
+        command.show_files(
+            console, [print_pdf(page, page.with_suffix(".pdf")) if pdf else page], "\npage"
+        )
     else:
         draw_run(RunSummary.load(folder), folder / "figures")
         summary = RunSummary.load(folder)

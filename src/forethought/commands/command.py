@@ -30,13 +30,14 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-JobFile = Annotated[Path | None, typer.Argument(help="Job file (TOML).", show_default=False)]
+JobFile = Annotated[Path | None, typer.Argument(help="Job file (TOML).")]
 Run = Annotated[Path, typer.Argument(help="Run folder of a finished training.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object for machines.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only errors.")]
 DataDir = Annotated[
     Path | None,
-    typer.Option("--data-dir", envvar="FORETHOUGHT_DATA", help="Folder with the data sets."),
+    # Not envvar=: the loader reads FORETHOUGHT_DATA, behind a folder that a person named.
+    typer.Option("--data-dir", help="Folder with the data sets. Default: FORETHOUGHT_DATA."),
 ]
 Replayed = Annotated[
     int | None,
@@ -53,12 +54,11 @@ Paying = Annotated[
     typer.Option(
         "--ledger",
         metavar="BOOK#DATA",
-        help="Pay from this data set's budget. Default: the job's [ledger].",
+        help="Pay from this data set's budget. Default: the job's \\[ledger].",
     ),
 ]
 PublicProxy = Annotated[
-    str | None,
-    typer.Option(help="Public data set in place of the job's own, or 'synthetic'."),
+    str | None, typer.Option(help="Public data set in place of the job's own, or 'synthetic'.")
 ]
 _Command = TypeVar("_Command", bound=Callable[..., None])
 
@@ -126,15 +126,27 @@ def host_port(address: str | None) -> str | None:
     return address
 
 
-def new_file(path: Path, overwrite: bool, flag: str = "--out") -> None:
-    """Refuse a path that exists, unless ``overwrite`` is set."""
-    refuse(path.exists() and not overwrite, f"{path} exists: give another {flag}, or --overwrite")
+def given(context: typer.Context, name: str) -> bool:
+    """True if a parameter is on the command line: no default, no variable of the environment."""
+    return getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE"
 
 
-def to_save(path: Path | None, kind: type[Stored]) -> None:
-    """Refuse a file that cannot be written, or that is something else than a saved ``kind``.
+def to_write(
+    path: Path | None,
+    flag: str = "--out",
+    overwrite: bool = False,
+    *,
+    reads: Path | None = None,
+    kind: type[Stored] | None = None,
+) -> None:
+    """Refuse a file that cannot be written, or in whose place nothing may be put.
 
-    None is no file. A file of a run, a simulation or a member is refused as well.
+    What the command itself reads is never replaced, nor a file of a run, a simulation or a member.
+
+    Args:
+        path: None is no file. flag: names it. overwrite: another file may be replaced.
+        reads: what the command reads. kind: a saved value of this kind, and nothing else, may be
+            replaced without ``overwrite``.
     """
     if path is None:
         return
@@ -143,20 +155,39 @@ def to_save(path: Path | None, kind: type[Stored]) -> None:
     refuse(not os.access(path.parent, os.W_OK), f"{path}: {path.parent} cannot be written")
     if not path.exists():
         return
+    from forethought.accounting.statement import OF_HOLDERS, OF_RUN
+    from forethought.training.folder import WRITTEN
+
+    refuse(kind is None and not overwrite, f"{path} exists: give another {flag}, or --overwrite")
+    marks = ("statement.json", "checkpoint/keys", "keys", "simulation.json", "roster.json")
+    folder, named = path.resolve().parent, path.resolve().name in (*WRITTEN, *OF_RUN, *OF_HOLDERS)
+    what = ""
+    if reads is not None and reads.exists() and path.samefile(reads):
+        what = "what is read here"
+    elif kind is not None and not _holds(path, kind):
+        what = f"no {kind.CALLED}"
+    elif named and any((folder / mark).is_file() for mark in marks):
+        what = f"of the run in {path.parent}"
+    refuse(what, f"{path} is {what}, and would be replaced: give another {flag}")
+
+
+def _holds(path: Path, kind: type[Stored]) -> bool:
+    """True if a file is a saved ``kind``, of any version."""
     try:
         held = str(json.loads(path.read_text(encoding="utf-8"))["schema"])
     except (OSError, ValueError, LookupError, TypeError):
-        held = ""
-    same = held.rpartition("/")[0] == kind.SCHEMA.rpartition("/")[0]
-    marks = ("statement.json", "checkpoint/keys", "keys", "simulation.json", "roster.json")
-    of_run = same and any((path.parent / mark).is_file() for mark in marks)
-    what = f"of the run in {path.parent}" if of_run else f"no {kind.CALLED}"
-    refuse(of_run or not same, f"{path} is {what}, and would be replaced: give another --save")
+        return False
+    return held.rpartition("/")[0] == kind.SCHEMA.rpartition("/")[0]
 
 
 def console_for(quiet: bool) -> Console:
     """The console that a command prints to; it prints nothing if ``quiet``."""
     return Console(quiet=quiet, highlight=False, soft_wrap=not sys.stdout.isatty())
+
+
+def say(console: Console, words: str) -> None:
+    """Print words as they are: names in them may have brackets, which are no markup."""
+    console.print(words, markup=False)
 
 
 def show_request(
@@ -180,7 +211,7 @@ def print_json(values: Any) -> None:
 def show_files(console: Console, paths: Sequence[Path], what: str = "figure") -> None:
     """Print a line for each file that was written."""
     for path in paths:
-        console.print(f"{what}  {path}", markup=False)
+        say(console, f"{what}  {path}")
 
 
 def of_the_system(error: OSError) -> str:

@@ -34,7 +34,7 @@ gossip = typer.Typer(
     help="Private training without a server: neighbours on a graph average and step alone.",
     no_args_is_help=True,
 )
-FederationJob = Annotated[Path, typer.Argument(help="Job file (TOML) with a [federation].")]
+FederationJob = Annotated[Path, typer.Argument(help="Job file (TOML) with a \\[federation].")]
 ServerKeys = Annotated[
     Path, typer.Option("--keys", help="Own folder of keys, with roster.json and federation.json.")
 ]
@@ -72,7 +72,7 @@ def _kind(context: typer.Context) -> Kind:
 
 
 def _plan(
-    kind: Kind,
+    context: typer.Context,
     job_file: Path,
     rehearse: bool,
     proxy: str | None,
@@ -90,11 +90,14 @@ def _plan(
     from forethought.report import holders as report
     from forethought.report.terminal import counting
 
-    command.together(("--public-proxy", proxy is not None, "--rehearse", rehearse))
+    command.together(
+        ("--public-proxy", proxy is not None, "--rehearse", rehearse),
+        ("--repeats", command.given(context, "repeats"), "--rehearse", rehearse),
+    )
     console = command.console_for(quiet or as_json)
-    held = holders_of(from_file(job_file), kind, data_dir)
+    held = holders_of(from_file(job_file), _kind(context), data_dir)
     found = plan_job(held, observers or ())
-    command.to_save(save, type(held.agreed))
+    command.to_write(save, "--save", kind=type(held.agreed))
     if save is not None:
         held.agreed.save(save)
     rehearsal = None
@@ -109,12 +112,13 @@ def _plan(
     if isinstance(rehearsal, GossipRehearsal):
         report.show_rehearsal(console, rehearsal)
     elif rehearsal is not None:
-        console.print(rehearsal.text(), markup=False)
+        command.say(console, rehearsal.text())
 
 
 @federate.command("plan", epilog="Example: forethought federate plan job.toml --rehearse")
 def federate_plan(
-    job_file: Annotated[Path, typer.Argument(help="A job with a [federation].")],
+    context: typer.Context,
+    job_file: Annotated[Path, typer.Argument(help="A job with a \\[federation].")],
     rehearse: Annotated[
         bool, typer.Option("--rehearse", help="Simulate it on a public proxy; predict accuracy.")
     ] = False,
@@ -126,15 +130,15 @@ def federate_plan(
     quiet: command.Quiet = False,
 ) -> None:
     """Show what every client would spend, send and take, before anybody trains."""
-    _plan("federation", job_file, rehearse, public_proxy, repeats, save, data_dir, as_json, quiet)
+    _plan(context, job_file, rehearse, public_proxy, repeats, save, data_dir, as_json, quiet)
 
 
 @gossip.command("plan", epilog="Example: forethought gossip plan job.toml --rehearse")
 def gossip_plan(
-    job_file: Annotated[Path, typer.Argument(help="A job with a [gossip].")],
+    context: typer.Context,
+    job_file: Annotated[Path, typer.Argument(help="A job with a \\[gossip].")],
     rehearse: Annotated[
-        bool,
-        typer.Option("--rehearse", help="Try every graph, and SYNC, on a public proxy."),
+        bool, typer.Option("--rehearse", help="Try every graph, and SYNC, on a public proxy.")
     ] = False,
     public_proxy: command.PublicProxy = None,
     repeats: Annotated[int, typer.Option(help="Runs of each graph.", min=1)] = 1,
@@ -149,7 +153,7 @@ def gossip_plan(
 ) -> None:
     """Show what every worker would spend, what headroom costs, and which graph is quickest."""
     options = save, data_dir, as_json, quiet, observer
-    _plan("gossip", job_file, rehearse, public_proxy, repeats, *options)
+    _plan(context, job_file, rehearse, public_proxy, repeats, *options)
 
 
 def simulate(
@@ -206,7 +210,7 @@ def simulate(
 def keys(
     context: typer.Context,
     job_file: Annotated[
-        Path | None, typer.Argument(help="Job file (TOML); not with --member.", show_default=False)
+        Path | None, typer.Argument(help="Job file (TOML); not with --member.")
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder that is made.")] = Path("keys"),
     member: Annotated[
@@ -292,9 +296,7 @@ def _take_part(
     request, member = paying(from_file(job_file), ledger), Membership.load(key_folder, kind)
     name, plan = member.keys.identity.name, member.agreed.plan(member.place)
     folder = out or Path("runs") / f"{request.name}-{name}"
-    console.print(
-        f"{name}: ledger and secrets in {folder} (keep it; it is yours alone)", markup=False
-    )
+    command.say(console, f"{name}: ledger and secrets in {folder} (keep it; it is yours alone)")
     console.print(f"roster {member.roster.fingerprint} (compare it with the others)")
     start = time.perf_counter()
     with watching(replay, plan.rounds) as seen:
@@ -364,7 +366,7 @@ def _show_part(console: Console, took: TookPart, folder: Path) -> None:
             "final model"
         )
     text += f"; statement{'' if outsider is None else 's'} in {folder}"
-    console.print(text, markup=False)
+    command.say(console, text)
 
 
 def _paused() -> typer.Exit:
@@ -406,12 +408,10 @@ def server(
 
     jobs.require_engine(engine)
     grpc = engine == "grpc"
-    # FORETHOUGHT_DATA is for every command, also for those that read no data.
-    where = getattr(context.get_parameter_source("data_dir"), "name", "") == "COMMANDLINE"
     command.together(
         ("--certificates", certificates, "--engine flower", not grpc),
         ("--page", page is not None, "--engine grpc", grpc),
-        ("--data-dir", where, "--engine grpc", grpc),
+        ("--data-dir", command.given(context, "data_dir"), "--engine grpc", grpc),
         ("--json", as_json, "--engine grpc", grpc),
     )
     request = from_file(job_file)
@@ -448,7 +448,7 @@ def server(
         raise typer.Exit(command.fail("stopped; the same command goes on where it was", 130))
     if accuracy is not None:
         console.print(f"accuracy on held-out data {accuracy:.2%}")
-    console.print(f"model in {folder}", markup=False)
+    command.say(console, f"model in {folder}")
     if as_json:
         command.print_json({"accuracy": accuracy, **served.status.to_dict()})
 
@@ -472,7 +472,7 @@ def _by_flower(
         raise typer.Exit(command.fail(words, 130)) from None
     if status:
         raise typer.Exit(command.fail("flwr run failed; what it printed says why", 1))
-    console.print(f"journal and model in {folder}, on the SuperLink's machine", markup=False)
+    command.say(console, f"journal and model in {folder}, on the SuperLink's machine")
 
 
 @federate.command(epilog="Example: forethought federate client job.toml --keys keys/hospital-a")
@@ -503,6 +503,7 @@ def client(
     quiet: command.Quiet = False,
 ) -> None:
     """Take part in a federation; Ctrl-C pauses, the same command goes on."""
+    from forethought.holders.topology import LEFT
     from forethought.jobs import members as jobs
 
     command.together(
@@ -537,7 +538,7 @@ def client(
         )
     if took.reason is None:
         raise _paused()
-    if not took.over:
+    if not took.over and took.reason != LEFT:
         raise typer.Exit(command.fail(took.reason, 1))
     judge(console, found)
 
@@ -557,7 +558,7 @@ def _policy(epsilon: float | None, delta: float | None) -> Policy | None:
 
 @gossip.command("train", epilog="Example: forethought gossip train job.toml --out runs/cluster")
 def gossip_train(
-    job_file: Annotated[Path, typer.Argument(help="Job file (TOML) with a [gossip].")],
+    job_file: Annotated[Path, typer.Argument(help="Job file (TOML) with a \\[gossip].")],
     out: Annotated[
         Path | None,
         typer.Option(help="Folder with a folder of each worker. Default: runs/JOB-NAME."),
@@ -579,17 +580,17 @@ def gossip_train(
     request = from_file(job_file)
     folder = out or Path("runs") / request.name
     section_of(request.job, "gossip")  # refuses a job without one, before anything is told
-    console.print(f"ledgers and secrets in {folder} (keep it)", markup=False)
+    command.say(console, f"ledgers and secrets in {folder} (keep it)")
     look = _progress(console, _of_cluster)
     done = cluster_workers(request, folder, address=address, data_dir=data_dir, look=look)
     found = [one.summary() for one in done]
     for one in found:
         spent = "nothing" if one["epsilon"] is None else f"ε {at_most(one['epsilon'])}"
         accuracy = "" if one["accuracy"] is None else f", accuracy {one['accuracy']:.1%}"
-        console.print(
+        command.say(
+            console,
             f"{one['name']}: {one['reason'] or 'paused'}, {one['updates']} updates, {spent} "
             f"against the neighbours{accuracy}",
-            markup=False,
         )
     if as_json:
         command.print_json({"workers": found})
@@ -601,7 +602,7 @@ def gossip_train(
 
 @gossip.command(epilog="Example: forethought gossip peer job.toml --keys keys/hospital-a")
 def peer(
-    job_file: Annotated[Path, typer.Argument(help="Job file (TOML) with a [gossip].")],
+    job_file: Annotated[Path, typer.Argument(help="Job file (TOML) with a \\[gossip].")],
     key_folder: Annotated[
         Path, typer.Option("--keys", help="Own folder of keys, with roster, gossip, first weights.")
     ],

@@ -118,11 +118,11 @@ def open_account(
     ) as book:
         made = book.open_account(account, rule, blocks)
     end = "" if made.until is None else f" until {made.until}"
-    command.console_for(quiet).print(
+    command.say(
+        command.console_for(quiet),
         f"{place}: account of {made.data!r}, ε {made.budget.epsilon:g} at δ "
         f"{made.budget.delta:g}{end}. In a job: [ledger] url = {url_of(place)!r}, "
         f"data = {made.data!r}",
-        markup=False,
     )
 
 
@@ -165,10 +165,10 @@ def reserve(
     if as_json:
         command.print_json({"reservation": made.number, "total": asdict(total)})
     else:
-        command.console_for(quiet).print(
+        command.say(
+            command.console_for(quiet),
             f"reservation {made.number}; {data!r} has ε {at_least(total.left)} left for one more "
             "release",
-            markup=False,
         )
 
 
@@ -188,7 +188,7 @@ def show(
         found = [shown(book, name) for name in names]
     console = command.console_for(quiet or as_json)
     for one in found:
-        console.print(one.text, markup=False)
+        command.say(console, one.text)
     if not found:
         console.print("no account yet: forethought ledger open")
     if as_json:
@@ -250,11 +250,11 @@ def export(
     command.refuse(
         out.suffix == ".json" and data is not None, "the JSON is of the whole book: drop --data"
     )
-    command.new_file(out, overwrite)
+    command.to_write(out, overwrite=overwrite)
     with closing(_book(place, token_file)) as book:
         text = as_json(book.entries()) if data is None else account_page(book, data)
     write_text(out, text)
-    command.console_for(quiet).print(f"written  {out}", markup=False)
+    command.say(command.console_for(quiet), f"written  {out}")
 
 
 @ledger.command(
@@ -294,9 +294,7 @@ def forget(
     """Take out hashes of records that a run registered; its owner's own decision."""
     with closing(_book(place, token_file, key)) as book:
         taken = book.forget(data, entry, reason)
-    command.console_for(quiet).print(
-        f"{taken:,} hashes of {data!r} are known no more", markup=False
-    )
+    command.say(command.console_for(quiet), f"{taken:,} hashes of {data!r} are known no more")
 
 
 @ledger.command(epilog="Example: forethought ledger identity hospital.identity")
@@ -308,10 +306,10 @@ def identity(
     from forethought.ledger.identity import new_key
 
     new_key(path)
-    command.console_for(quiet).print(
+    command.say(
+        command.console_for(quiet),
         f"{path}: for every machine that trains on the book's data sets. In a job: [ledger] "
         f"identity = {str(path)!r}",
-        markup=False,
     )
 
 
@@ -332,9 +330,7 @@ def token(
     with closing(_store(place, key)) as book:
         if revoke:
             book.revoke_token(name)
-            command.console_for(quiet).print(
-                f"the token of {name!r} opens nothing any more", markup=False
-            )
+            command.say(command.console_for(quiet), f"the token of {name!r} opens nothing any more")
             return
         chosen: Any = role
         typer.echo(book.add_token(name, chosen))

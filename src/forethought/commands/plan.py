@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -28,7 +29,7 @@ def init(
     """Write a first job file for a table or for images, for you to correct. Reads the file here."""
     from forethought.jobs.init import ALL_DROPPED, holds_arrays, job_for, job_for_arrays
 
-    command.new_file(out, overwrite)
+    command.to_write(out, overwrite=overwrite, reads=table)
     arrays = holds_arrays(table)
     command.refuse(
         arrays and label, "--label is a column of a table: an archive's labels are y or y_train"
@@ -37,25 +38,31 @@ def init(
     out.write_text(text, encoding="utf-8")
     console = command.console_for(quiet)
     if arrays:
-        console.print(f"{out} is written from the sizes in {table.name}", markup=False)
+        command.say(console, f"{out} is written from the sizes in {table.name}")
         for line in text.splitlines():
             if line.startswith(("features", "# Why", "# Trained")):
-                console.print(line, markup=False)
+                command.say(console, line)
     else:
-        console.print(
+        command.say(
+            console,
             f"{out} is written. Its ranges and categories were taken from {table.name}, on this "
             "machine, which no guarantee covers: correct them from what you know, and set "
             "columns_measured = false",
-            markup=False,
         )
+        declared = text.partition("[data.columns]")[2]
+        dropped = re.findall(r'^(.+) = "drop"  # (.+)', declared, re.MULTILINE)
+        if dropped:
+            left = "; ".join(f"{name}: {why}" for name, why in dropped)
+            command.say(console, f"Left out: {left}")
         if ALL_DROPPED in text:
             console.print(f"[yellow]{ALL_DROPPED.removeprefix('# ')}[/yellow]")
-    console.print(f"Then: forethought plan {out}, and forethought train {out}", markup=False)
+    command.say(console, f"Then: forethought plan {out}, and forethought train {out}")
 
 
 @command.app.command(epilog="Example: forethought plan --examples 60000 --epsilon 1 --epochs 20")
 @command.takes("plan", before="explain")
 def plan(
+    context: typer.Context,
     job_file: command.JobFile = None,
     explain: Annotated[
         bool, typer.Option("--explain", help="Say why each number is what it is.")
@@ -118,33 +125,26 @@ def plan(
     limits = {"epsilon": max_epsilon, "rounds": max_rounds, "gradients": max_gradients}
     numbers = {name: flags.pop(name) for name in ("examples", "parameters", "persons")}
     each = flags.pop("records_per_person")
-    of_data = each is not None or numbers["persons"] is not None
     command.together(
         *((f"--max-{name}", most is not None, "--pareto", pareto) for name, most in limits.items()),
         ("--weight", weight, "--pareto", pareto),
+        ("--tolerance", command.given(context, "tolerance"), "--utility", utility is not None),
+        ("--repeats", command.given(context, "repeats"), "--rehearse", rehearse),
         ("--public-proxy", public_proxy is not None, "--rehearse", rehearse),
         ("--relation", relation is not None, "--public-proxy", public_proxy is not None),
         ("--gpu-memory", gpu_memory is not None, "a job file", job_file is not None),
+        ("--rehearse", rehearse, "a job file", job_file is not None),
     )
     command.refuse(
         (job_file is None) == (numbers["examples"] is None),
         "give a job file, or --examples and what is known (see --help)",
     )
     command.refuse(
-        job_file is not None and of_data,
-        (
-            "--records-per-person and --persons go with --examples: a job's data "
-            "say whose each record is, with person under [data]"
-        ),
+        job_file is not None and any(value is not None for value in (each, *numbers.values())),
+        "--records-per-person, --persons and --parameters go with --examples: a job's data say "
+        "whose each record is, with person under [data], and its model has its own number",
     )
-    command.refuse(
-        job_file is not None and numbers["parameters"] is not None,
-        "--parameters goes with --examples: a job's model has its own number",
-    )
-    command.refuse(
-        job_file is None and rehearse, "--rehearse needs a job file: it trains the job's model"
-    )
-    command.to_save(save, Plan)
+    command.to_write(save, "--save", kind=Plan)
     console = command.console_for(quiet or as_json)
     if job_file is None:
         request = from_numbers(records_per_person=each, **flags)
@@ -183,9 +183,9 @@ def plan(
         if loaded is not None:
             terminal.show_forecast(console, found.forecasts, found.seconds, found.costs(gpu_memory))
         if explain:
-            console.print(found.plan.explain(), markup=False)
+            command.say(console, found.plan.explain())
         if rehearsal is not None:
-            console.print(rehearsal.text(), markup=False)
+            command.say(console, rehearsal.text())
     if figure is not None:
         command.show_files(console, draw_plan(found.plan, figure, found.front))
 
@@ -237,7 +237,7 @@ def compare(
     if as_json:
         command.print_json(found.to_dict())
     else:
-        console.print(found.text(), markup=False)
+        command.say(console, found.text())
 
 
 @command.app.command(
@@ -283,7 +283,7 @@ def utility(
     from forethought.report.figures import draw_utility
     from forethought.utility.graph import UtilityGraph
 
-    command.to_save(save, UtilityGraph)
+    command.to_write(save, "--save", kind=UtilityGraph)
     loaded = load_job(from_file(job_file or Path()), data_dir)
     loaded.require_rows("a utility graph")
     console = command.console_for(quiet or as_json)
@@ -331,8 +331,7 @@ def calculator(
     power: Annotated[float, typer.Option(help="Sample sizes grow as q N i^power.")] = 0.0,
     steps: Annotated[int, typer.Option(help="In so many steps at most.")] = 16,
     after: Annotated[
-        list[str] | None,
-        typer.Option(help="An earlier phase, SIZE:ROUNDS; repeat for several.", show_default=False),
+        list[str] | None, typer.Option(help="An earlier phase, SIZE:ROUNDS; repeat for several.")
     ] = None,
     as_printed: Annotated[
         bool,

@@ -54,35 +54,24 @@ def train(
     from forethought.training.execution import launched, leads
     from forethought.training.folder import RunSummary
 
-    goes_on, numbers, saved_plan = resume is not None, without_none(flags), plan_file is not None
+    goes_on, numbers = resume is not None, without_none(flags)
     command.refuse(
         (job_file is not None) + demo + goes_on != 1,
         "give exactly one of: a job file, --demo, --resume RUN_FOLDER",
     )
+    own: dict[str, Any] = {"--out": out, "--overwrite": overwrite or None, "--plan": plan_file}
+    own |= {"--until-accuracy": until_accuracy, "--ledger": ledger, "the numbers": numbers or None}
+    given = " and ".join(without_none(own))
     command.refuse(
-        goes_on and (out is not None or overwrite),
-        "--resume names the run folder itself: drop --out and --overwrite",
+        goes_on and given,
+        f"a resumed run keeps the plan it began with, its folder and its ledger: drop {given}",
     )
     command.refuse(
-        goes_on and until_accuracy is not None,
-        "--resume goes on to the accuracy that the run began with",
-    )
-    command.refuse(
-        goes_on and ledger is not None,
-        "a resumed run is paid from the ledger that it began with: drop --ledger",
-    )
-    command.refuse(
-        goes_on and (numbers or saved_plan),
-        "a resumed run keeps the plan it began with: drop the other options",
-    )
-    command.refuse(
-        saved_plan and numbers,
+        plan_file is not None and numbers,
         "a saved plan is run as it is: drop --plan, or the numbers given with it",
     )
-    command.refuse(
-        max_epsilon is not None and until_accuracy is None,
-        "--max-epsilon goes with --until-accuracy; a job has its own budget",
-    )
+    until = until_accuracy is not None
+    command.together(("--max-epsilon", max_epsilon is not None, "--until-accuracy", until))
     if resume is not None:
         request, folder = resumed(resume), resume
     else:
@@ -184,7 +173,7 @@ def _result(run: Any) -> dict[str, Any]:
 
 @command.app.command(epilog="Example: forethought release job.toml --out runs/counts")
 def release(
-    job_file: Annotated[Path, typer.Argument(help="Job file (TOML) with [[statistics]].")],
+    job_file: Annotated[Path, typer.Argument(help="Job file (TOML) with [\\[statistics]].")],
     out: Annotated[Path | None, typer.Option(help="Folder of the result. Default: runs/NAME.")] = (
         None
     ),
@@ -206,12 +195,12 @@ def release(
     console = command.console_for(quiet)
     for one, found in zip(released.request.statistics, released.results, strict=True):
         for row in found[:ROWS]:
-            words = f"{one.name}: {row.name} {row.value:.6g} ({row.low:.6g} to {row.high:.6g})"
-            console.print(words, markup=False)
+            value = min(max(row.value, row.low), row.high)  # the file has it as it was released
+            ends = f"({row.low:.6g} to {row.high:.6g})"
+            command.say(console, f"{one.name}: {row.name} {value:.6g} {ends}")
         if len(found) > ROWS:
-            words = f"{one.name}: {len(found) - ROWS} more rows in the folder"
-            console.print(words, markup=False)
-    console.print(f"{statement.sentences()[0]}\nResult and statement in {folder}", markup=False)
+            command.say(console, f"{one.name}: {len(found) - ROWS} more rows in the folder")
+    command.say(console, f"{statement.sentences()[0]}\nResult and statement in {folder}")
 
 
 @command.app.command(
@@ -224,7 +213,8 @@ def predict(
     ],
     out: Annotated[Path, typer.Option(help="Where to write, as CSV.")] = Path("predictions.csv"),
     why: Annotated[
-        bool, typer.Option("--why", help="Add what each column adds (linear, additive).")
+        bool,
+        typer.Option("--why", help="Add what each column adds (additive, or linear of no basis)."),
     ] = False,
     overwrite: command.Overwrite = False,
     as_json: command.Json = False,
@@ -233,11 +223,11 @@ def predict(
     """Apply a trained model to new records: a prediction and probabilities for each row."""
     from forethought.jobs.predict import load
 
-    command.new_file(out, overwrite)
+    command.to_write(out, overwrite=overwrite, reads=table)
     predictor = load(run)
     rows = predictor.predict_file(table, out, why)
     classes = predictor.classes
-    command.console_for(quiet or as_json).print(f"{rows} predictions in {out}", markup=False)
+    command.say(command.console_for(quiet or as_json), f"{rows} predictions in {out}")
     if as_json:
         labels = None if classes is None else list(classes)
         epsilon = predictor.statement.epsilon.upper
@@ -256,14 +246,14 @@ def export(
     from forethought.jobs.onnx_export import before, write_onnx
     from forethought.jobs.predict import load
 
-    command.new_file(onnx, overwrite, "--onnx")
+    command.to_write(onnx, "--onnx", overwrite)
     predictor = load(run)
     model, first = write_onnx(predictor, onnx), before(predictor)
     inputs = [value.name for value in model.graph.input]
     outputs = [value.name for value in model.graph.output]
     console = command.console_for(quiet or as_json)
     names = f"{', '.join(inputs)} → {', '.join(outputs)}"
-    console.print(f"{onnx}: {names}, as forethought.load answers", markup=False)
+    command.say(console, f"{onnx}: {names}, as forethought.load answers")
     if first:
         console.print(Text(first["before"]))
     if as_json:

@@ -35,14 +35,13 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from forethought.accounting.statement import Statement
 from forethought.convex import DescentPlan
-from forethought.convex.descent import require_payer
 from forethought.planning.defaults import default_delta
 from forethought.planning.solve import plan
 from forethought.rounds.contributions import Loss
 from forethought.rounds.randomness import Seeds
 from forethought.training.run import train
 from forethought.values.caveats import Caveat
-from forethought.values.checks import one_of, real
+from forethought.values.checks import one_of, real, require_payer
 from forethought.values.mechanism import Adjacency, Budget
 from forethought.values.plan import Payer, Plan
 

@@ -7,7 +7,7 @@ sums of K holders together have the signal of K·n records and √K times one ho
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast, overload
@@ -17,10 +17,7 @@ import numpy as np
 from forethought.data.synthetic import share_of
 from forethought.federated.federation import Federation, Robust, ServerOptimizer
 from forethought.federated.federation import Member as Client
-from forethought.federated.secure_aggregation.masking import (
-    SecureAggregation,
-    SecureAggregationError,
-)
+from forethought.federated.secure_aggregation.masking import SecureAggregation
 from forethought.federated.secure_aggregation.shared_noise import secured
 from forethought.federated.sizes import fitted
 from forethought.gossip.compression import Compression
@@ -47,6 +44,7 @@ from forethought.planning.holders import FederatedPlan, GossipPlan, predict, pre
 from forethought.planning.plan_request import growing
 from forethought.planning.solve import plan
 from forethought.rounds.randomness import Seeds
+from forethought.values.checks import real
 from forethought.values.mechanism import Budget, first_round, updates_of
 from forethought.values.plan import Plan
 from forethought.values.use import kind_of
@@ -300,7 +298,7 @@ def speeds_of(section: HoldersSection, holders: int) -> tuple[float, ...]:
     """Each holder's records per second, relative to 1.
 
     Raises:
-        JobError: a list of another length, or an unknown text.
+        JobError: a list of another length, or an unknown text. ValueError: a speed not above 0.
     """
     if section.tables:
         return tuple(table.speed for table in section.tables)
@@ -319,7 +317,7 @@ def speeds_of(section: HoldersSection, holders: int) -> tuple[float, ...]:
         case listed:
             if len(listed) != holders:
                 raise JobError(f"{len(listed)} speeds for {holders} holders: give one each")
-            return tuple(float(speed) for speed in listed)
+            return tuple(real("a speed", speed, above=0) for speed in listed)
 
 
 # The terms that all holders agree on.
@@ -454,15 +452,13 @@ def _taken(section: FederationSection, phases: int) -> tuple[tuple[int, ...], ..
 
 
 def _secure_aggregation(section: FederationSection, clients: int) -> SecureAggregation:
+    asked = {"clients": section.cohort or clients, **(section.secure or {})}
+    known = {one.name for one in fields(SecureAggregation)}
     try:
-        asked = {"clients": section.cohort or clients, **(section.secure or {})}
         return SecureAggregation(**asked)
-    except TypeError:
-        raise JobError(
-            f"secure = {section.secure!r}: say at least one of dropouts, colluders, bits, patience"
-        ) from None
-    except SecureAggregationError as error:
-        raise JobError(f"secure = {section.secure!r}: {error}") from None
+    except (TypeError, ValueError) as error:
+        wrong = error if asked.keys() <= known else "take dropouts, colluders, bits and patience"
+        raise JobError(f"secure = {section.secure!r}: {wrong}") from None
 
 
 def _gossip(

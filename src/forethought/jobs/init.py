@@ -17,7 +17,7 @@ from forethought.data import DataError, TableFormat
 from forethought.data.columns import LOOKED, MISSING_WORDS, Seen, outward, proposal
 from forethought.data.dataset import is_number, label_column
 from forethought.data.features import best_features, reason_for
-from forethought.data.files import DAMAGE, EXCEL, Kind, Table, kind_of, read
+from forethought.data.files import DAMAGE, EXCEL, Kind, Table, kind_of, read, required
 from forethought.data.sources import shape_read, wanted_arrays
 from forethought.data.tables import require_text
 from forethought.jobs.job import toml_key, toml_value
@@ -368,9 +368,7 @@ def _order(word: str) -> tuple[int, float, str]:
 
 def _form(path: Path) -> tuple[Kind, TableFormat]:
     """The kind of a file and its text format."""
-    if not path.is_file():
-        raise DataError(f"no file {path}")
-    kind = kind_of(path)
+    kind = kind_of(required(path))
     if kind != "csv":
         return kind, TableFormat()
     start = read(path, 1 << 16)
@@ -438,9 +436,7 @@ def job_for_arrays(path: Path) -> str:
     Raises:
         DataError: no such file, no archive, no such arrays, or a single array, without labels.
     """
-    if not path.is_file():
-        raise DataError(f"no file {path}")
-    if path.suffix.lower() == ".npz":
+    if required(path).suffix.lower() == ".npz":
         return _of_archive(path)
     if path.suffix.lower() == ".npy":
         raise DataError(

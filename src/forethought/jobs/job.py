@@ -31,6 +31,7 @@ from pydantic import (
 )
 
 from forethought.accounting.statement import LONGEST, About
+from forethought.exchange.keys import SERVER_NAME, require_name
 from forethought.federated.federation import (
     Delay,
     Exchanged,
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from forethought.data import Dataset, TableSchema
+    from forethought.data.files import Table
     from forethought.ledger.paid_run import Ledger
     from forethought.planning.plan_request import PlanRequest
 
@@ -136,7 +138,9 @@ def explain_error(name: str, text: str, row: Any, root: type[BaseModel]) -> str:
     for bound, words in (("ge", "at least"), ("le", "at most")):
         if bound in bounds:  # pydantic would write 1e-60 with sixty zeros
             return f"{where}{key} = {found!r}: must be {words} {bounds[bound]:g}"
-    return f"{where}{key} = {found!r}: {row['msg'][:1].lower()}{row['msg'][1:]}"
+    several = f"tables, each under [[{key}]]" if isinstance(found, dict) else "a list"
+    wanted = row["msg"].replace("a valid tuple", several)
+    return f"{where}{key} = {found!r}: {wanted[:1].lower()}{wanted[1:]}"
 
 
 def _known_keys(place: list[str], root: type[BaseModel]) -> list[str]:
@@ -189,6 +193,12 @@ class MemberTable(_Section):
     epsilon: _Float | None = Field(default=None, gt=0)
     speed: _Float = Field(default=1.0, gt=0)
     folder: str | None = None
+
+    @field_validator("name")
+    @classmethod
+    def _names_a_folder(cls, value: str) -> str:
+        require_name(value)
+        return value
 
 
 class ClientTable(MemberTable):
@@ -377,6 +387,8 @@ class FederationSection(HoldersSection):
         own = [number for table in self.client for number in table.phases or ()]
         if (own and max(own) > count) or any(table.phases == () for table in self.client):
             raise ValueError(f"a client's phases are numbers from 1 to phases = {self.phases}")
+        if any(table.name == SERVER_NAME for table in self.client):
+            raise ValueError("a client cannot have the server's name, 'server': give it another")
         if self.weights != "size" and (self.rule != "synchronous" or self.secure is not None):
             raise ValueError("weights goes with rule 'synchronous' without secure: leave it out")
         return self
@@ -741,7 +753,13 @@ class Job(_Section):
         Raises:
             JobError: no such file, no TOML, an unknown key or a value that is not allowed.
         """
+        from forethought.data.files import ENDINGS
+
         path = Path(path)
+        if path.suffix.lower() in ENDINGS.keys() - {".txt", ".data"}:  # a job may be called so
+            raise JobError(
+                f"{path} is data, not a job: forethought init {path} writes a job for a table"
+            )
         try:
             text = path.read_text(encoding="utf-8")
         except FileNotFoundError:
@@ -800,15 +818,11 @@ class Job(_Section):
             return
         import polars as pl
 
-        from forethought.data.files import AS_USUAL, Table, kind_of, resolve
         from forethought.ledger.identity import contents
 
-        kind, _, name = section.source.partition(":")
-        if kind in ("csv", "parquet", "excel"):
-            path = resolve(name, folder or section.folder)
-            schema = section.table_schema()
-            form = AS_USUAL if schema is None else schema.form
-            frame = pl.concat(Table(path, kind_of(path), form).pieces(), how="vertical_relaxed")
+        table = self.table(folder)
+        if table is not None:
+            frame = pl.concat(table.pieces(), how="vertical_relaxed")
             whose = None
             if section.person is not None:
                 whose = contents(frame.select(pl.col(section.person).alias("person")))
@@ -817,6 +831,24 @@ class Job(_Section):
             parts = [part for part in (dataset.train, dataset.test) if part is not None]
             pairs = [zip(part.inputs, part.targets, strict=True) for part in parts]
             payer.recognise([x.tobytes() + y.tobytes() for rows in pairs for x, y in rows])
+
+    def table(self, folder: Path | None) -> Table | None:
+        """The table that ``[data] source`` names; None: it names other data.
+
+        Args:
+            folder: as for :meth:`load_data`.
+
+        Raises:
+            forethought.data.DataError: no such file.
+        """
+        from forethought.data.files import AS_USUAL, TABLES, Table, resolve
+
+        kind, _, name = self.data.source.partition(":")
+        if kind not in TABLES:
+            return None
+        schema = self.data.table_schema()
+        path = resolve(name, folder or self.data.folder)
+        return Table(path, kind, AS_USUAL if schema is None else schema.form)
 
     @property
     def features(self) -> int | str | None:

@@ -16,7 +16,7 @@ import numpy as np
 
 from forethought.data.synthetic import share_of
 from forethought.exchange.events import Compute, Computed
-from forethought.exchange.keys import ROSTER, Identity, Keys, Roster
+from forethought.exchange.keys import ROSTER, SERVER_NAME, Identity, Keys, Roster
 from forethought.exchange.messages import SERVER, Join
 from forethought.exchange.storage import JOURNAL, LEDGER, FolderStorage, counted
 from forethought.federated.federation import (
@@ -32,8 +32,8 @@ from forethought.holders import flower
 from forethought.holders.driving import Begin, CarryClient, ClientDriver, Send, over_streams
 from forethought.holders.grpc import PeerRoster, SiteLinks, grpc_stream
 from forethought.holders.links import Launched, Pace, TeamLinks, WorkerOutcome
-from forethought.holders.secure_training import ReportedAverage
 from forethought.holders.server import START, CarryServer, Served, over_grpc, serve
+from forethought.holders.simulate import ReportedAverage
 from forethought.holders.taking_part import (
     Share,
     require_architecture,
@@ -50,9 +50,10 @@ from forethought.rounds.contributions import default_loss
 from forethought.rounds.randomness import Seeds
 from forethought.rounds.records import as_records, blank
 from forethought.training.execution import InterruptGuard, launched
-from forethought.training.folder import KEYS, RESERVATION, require_only
+from forethought.training.folder import KEYS, RESERVATION
 from forethought.training.metrics import evaluate
 from forethought.training.records import require_fit
+from forethought.values.checks import require_only
 from forethought.values.plan import other_terms, promised
 
 if TYPE_CHECKING:
@@ -67,7 +68,6 @@ if TYPE_CHECKING:
     from forethought.rounds.contributions import Loss
 
 MODEL, FIRST, FIRST_PORT = "model.safetensors", "first.npy", 8760
-SERVER_NAME = "server"
 DEFAULT_ADDRESS, SUPERLINK = "127.0.0.1:8750", "127.0.0.1:8000"
 # The transports between a federation's server and its clients.
 ENGINES = ("grpc", "flower")

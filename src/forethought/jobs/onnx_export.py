@@ -1,4 +1,7 @@
-"""Export of a finished run as one ONNX file: encoding, standardisation, network, answers."""
+"""Export of a finished run as one ONNX file: encoding, standardisation, network, answers.
+
+Raises JobError on import where the extra ``onnx`` is not installed.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,6 @@ import numpy as np
 import polars as pl
 import torch
 from numpy.typing import NDArray
-from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, compose, helper, numpy_helper
 
 from forethought.accounting.interval import at_most
 from forethought.data import Encoder
@@ -19,7 +21,18 @@ from forethought.jobs.job import JobError
 from forethought.training.metrics import Decisions
 from forethought.values.serialisation import replaced
 
+try:
+    import onnxruntime
+    import onnxscript  # noqa: F401 (torch's exporter needs it)
+    from onnx import TensorProto, checker, compose, helper, numpy_helper
+except ImportError as error:
+    raise JobError(
+        f"ONNX needs packages that are not here ({error.name}): pip install 'forethought[onnx]'"
+    ) from None
+
 if TYPE_CHECKING:
+    from onnx import ModelProto, NodeProto, ValueInfoProto
+
     from forethought.jobs.predict import Predictor
 
 
@@ -101,8 +114,7 @@ def _type(kind: type) -> int:
     )
 
 
-# Needs the extra ``onnx``. The network is compared with the answers of :class:`Predictor` before
-# the file is written.
+# The network is compared with the answers of :class:`Predictor` before the file is written.
 
 
 # Number of rows of this comparison, and the tolerance for rounding in two runtimes.
@@ -127,19 +139,11 @@ def write_onnx(predictor: Predictor, out: Path) -> ModelProto:
         The ONNX model that was written.
 
     Raises:
-        JobError: the extra is not installed, torch cannot export the network, its answers in ONNX
-            differ, or a column has the name of an answer. OSError: the file cannot be written.
+        JobError: torch cannot export the network, its answers in ONNX differ, or a column has the
+            name of an answer. OSError: the file cannot be written.
     """
-    try:
-        import onnx
-        import onnxruntime
-        import onnxscript  # noqa: F401 (torch's exporter needs it)
-    except ImportError as error:
-        raise JobError(
-            f"ONNX needs packages that are not here ({error.name}): pip install 'forethought[onnx]'"
-        ) from None
     model = whole_model(predictor, network_of(predictor))
-    onnx.checker.check_model(model, full_check=True)
+    checker.check_model(model, full_check=True)
     session = onnxruntime.InferenceSession(
         model.SerializeToString(), providers=["CPUExecutionProvider"]
     )

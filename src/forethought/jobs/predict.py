@@ -17,7 +17,7 @@ from forethought.accounting.statement import Statement, content_hash
 from forethought.data import DataError, Encoder
 from forethought.data.columns import Outside
 from forethought.data.features import features_of
-from forethought.data.files import Table, kind_of
+from forethought.data.files import Table, kind_of, required
 from forethought.data.sources import load_records
 from forethought.jobs.job import JobError
 from forethought.jobs.load import PREPARED, ModelCard
@@ -202,16 +202,14 @@ class Predictor:
             return self._array(records)
         if isinstance(records, str | Path):
             return np.concatenate(list(self._read(Path(records))))
-        pieces = [(_frame_of(records, self._encoder()), 0)]
-        return np.concatenate(list(self._encoded(pieces, "the records")))
+        pieces = self._encoded([_frame_of(records, self._encoder())], "the records")
+        return np.concatenate(list(pieces))
 
-    def _encoded(
-        self, pieces: Iterable[tuple[pl.DataFrame, int]], where: str
-    ) -> Iterator[NDArray[np.float32]]:
-        """The features of frames, given with the numbers of their first rows; warns at the end."""
+    def _encoded(self, pieces: Iterable[pl.DataFrame], where: str) -> Iterator[NDArray[np.float32]]:
+        """The features of frames, which follow each other; warns at the end."""
         outside, rows = Outside(), 0
-        for frame, first in pieces:
-            yield self._encoder().encode(frame, where, first, outside)
+        for frame in pieces:
+            yield self._encoder().encode(frame, where, rows, outside)
             rows += len(frame)
         outside.tell(where, rows, "are they written as in training? model.json has them declared")
 
@@ -250,15 +248,8 @@ class Predictor:
             for at in range(0, len(records), _PIECE):
                 yield self._array(records[at : at + _PIECE])
             return
-        yield from self._encoded(self._pieces(source), str(source))
-
-    def _pieces(self, source: Path) -> Iterator[tuple[pl.DataFrame, int]]:
-        if not source.is_file():
-            raise DataError(f"no file {source}")
-        first = 0
-        for frame in Table(source, kind_of(source), self._encoder().form).pieces():
-            yield frame, first
-            first += len(frame)
+        table = Table(required(source), kind_of(source), self._encoder().form)
+        yield from self._encoded(table.pieces(), str(source))
 
     def outputs(self, inputs: NDArray[np.float32]) -> NDArray[np.float32]:
         """The network's outputs for encoded inputs (N, …), which are standardised here."""
@@ -340,23 +331,33 @@ def _frame_of(records: object, encoder: Encoder) -> pl.DataFrame:
                 "the records", f"an array of shape {records.shape}", f"(N, columns): {names}"
             )
         records = dict(zip((name for name, _ in encoder.columns), records.T, strict=True))
-    elif isinstance(records, Sequence) and not isinstance(records, str | bytes):
-        if not all(isinstance(row, Mapping) for row in records):
-            raise TypeError("records are a frame, a mapping of columns, or a sequence of mappings")
+    elif isinstance(records, Sequence) and all(isinstance(row, Mapping) for row in records):
         keys = {key: None for row in records for key in row}
         records = {key: [row.get(key) for row in records] for key in keys}
     columns = getattr(records, "columns", None)
     if columns is not None:  # a pandas frame, or an object with the same interface
         records = {str(name): records[name] for name in columns}  # type: ignore[index]
-    if not isinstance(records, Mapping):
-        raise TypeError("records are a frame, a mapping of columns, or a sequence of mappings")
+    if not isinstance(records, Mapping) or any(
+        isinstance(values, str) or not isinstance(values, Iterable) for values in records.values()
+    ):
+        raise TypeError(
+            "records are a frame, a mapping of columns, or a sequence of mappings: give one row as "
+            "[row]"
+        )
     return pl.DataFrame({str(name): _series(values) for name, values in records.items()})
 
 
 def _series(values: Any) -> pl.Series:
     entries = values.tolist() if hasattr(values, "tolist") else list(values)
-    # Pandas represents a missing word as NaN.
-    known = [None if entry is None or entry != entry else entry for entry in entries]
+    known = [None if _missing(entry) else entry for entry in entries]
     if any(isinstance(entry, str) for entry in known):
         known = [None if entry is None else str(entry) for entry in known]
     return pl.Series(known, strict=False)
+
+
+def _missing(entry: Any) -> bool:
+    """True for None, and for what pandas has in its place: NaN, NaT, and NA, which is not bool."""
+    try:
+        return entry is None or bool(entry != entry)
+    except TypeError:
+        return True

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from forethought.jobs.job import JOB_NAME, Job, JobError, JobRequest
+from forethought.data.files import TABLES
+from forethought.jobs.job import JOB_NAME, JobError, JobRequest
 from forethought.values.caveats import Caveat
 
 if TYPE_CHECKING:
@@ -27,11 +27,11 @@ def release_job(
         JobError: no statistics, no budget, or no table. RunFolderExistsError: ``out`` is not empty.
         ValueError: columns that differ from their declaration, or too little budget left.
     """
-    from forethought.statistics import request as asked_of
-    from forethought.statistics.released import RESULT
+    from forethought.statistics.released import needed
+    from forethought.statistics.released import request as asked_of
     from forethought.statistics.table import rows
-    from forethought.training.folder import PAID, locked, require_only
-    from forethought.values.plan import TRANSCRIPT
+    from forethought.training.folder import PAID, locked
+    from forethought.values.checks import require_only
 
     job = request.job
     budget, schema = job.budget, job.data.table_schema()
@@ -39,13 +39,17 @@ def release_job(
         raise JobError('the job asks for no statistics: add [[statistics]] with kind = "count", …')
     if budget.delta is None:
         raise JobError("give delta in [budget]: it is fixed before the records are counted")
-    path = table_of(job, data_dir or job.data.folder)
+    if job.data.source.partition(":")[0] not in TABLES:
+        raise JobError(
+            f'statistics are of a table: source = "csv:patients.csv", not {job.data.source!r}'
+        )
     # ε of one round does not depend on the number of records, so 1 will do; intervals depend on it.
     planned = asked_of(
         job.statistics,
         examples=1,
         budget=budget.epsilon,
         delta=budget.delta,
+        adjacency=job.training.adjacency or "add-or-remove",
         group=job.data.most_of_one_person,
         schema=schema,
     )
@@ -54,21 +58,19 @@ def release_job(
         require_only(out)
         paid = None
         if job.payer is not None:
-            paying = job.payer.paid(planned.mechanism, group=planned.group)
+            paying = job.payer.paid(
+                planned.mechanism,
+                group=planned.group,
+                unit="record" if job.data.person is None else "person",
+            )
             paid = held.enter_context(paying)
-        columns = {name for one in planned.statistics for name in one.columns}
-        columns |= {name for one in planned.statistics for name, _ in one.where}
         job.recognise(data_dir)
-        found = rows(path, columns, schema)
+        found = rows(job.table(data_dir), needed(planned.statistics), schema)
         planned = replace(planned, examples=len(found))
         if paid is not None:
             paid.ahead(1)
-        released = planned.release(found.frame, schema=schema, seed=job.run.noise_seed)
-        files = {
-            TRANSCRIPT: released.transcript.to_json(),
-            JOB_NAME: request.released_text(),
-            RESULT: json.dumps(released.to_dict(), indent=2, allow_nan=False) + "\n",
-        }
+        released = planned.release(found, schema=schema, seed=job.run.noise_seed)
+        files = {**released.files, JOB_NAME: request.released_text()}
         statement = replace(released.statement, about=job.about.about())
         if paid is not None:
             files[PAID], words = paid.settle()
@@ -76,14 +78,3 @@ def release_job(
             statement = replace(statement, caveats=caveats)
         statement = statement.save(out, files)
     return released, statement
-
-
-def table_of(job: Job, folder: Path | None) -> Path:
-    """The table that a job's ``[data] source`` names. Raises JobError: it names none."""
-    kind, _, name = job.data.source.partition(":")
-    if kind not in ("csv", "parquet", "excel") or not name:
-        raise JobError(
-            f'statistics are of a table: source = "csv:patients.csv", not {job.data.source!r}'
-        )
-    path = Path(name)
-    return path if path.is_absolute() or folder is None else folder / path

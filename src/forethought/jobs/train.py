@@ -45,7 +45,7 @@ from forethought.training.folder import (
 )
 from forethought.training.metrics import measured, outputs_of
 from forethought.training.records import PREPARED as CENTRED
-from forethought.training.records import arranged, warn_if_muted, warn_of_other_features
+from forethought.training.records import arranged, warn_if_muted, warn_of_another_model
 from forethought.training.run import opened_task, train
 from forethought.training.search import phases_of, selection_of, train_until
 from forethought.training.search import tune as search
@@ -390,6 +390,12 @@ def prepare(
                 "a run until an accuracy is planned in phases, which pay for no preparation: "
                 "standardise with public constants, and leave [training] ranges out"
             )
+        if plan.records_per_person > 1:
+            raise JobError(
+                "a run until an accuracy protects single records, and a person may have "
+                f"{plan.records_per_person}: declare [data] person, and [training] person_as = "
+                "'contribution', so that a person is one record"
+            )
         plan = plan_phases(plan)
     return PreparedJob(loaded, plan, until)
 
@@ -418,7 +424,8 @@ def _saved(path: Path, loaded: Loaded) -> Plan:
                 f"{path} is a plan for {asked.features} features, the job has {loaded.features}. "
                 "Plan again with: forethought plan JOB --save PLAN"
             )
-    warn_of_other_features(plan, loaded.model, loaded.plan_request().feature_norm)
+    if (norm := loaded.plan_request().feature_norm) is not None:
+        warn_of_another_model(plan, loaded.model, norm=norm)
     return loaded.with_caveats(plan)
 
 

@@ -15,7 +15,7 @@ from functools import cached_property
 
 from forethought.accounting.dominating_pair import gaussian_epsilon, gaussian_mu
 from forethought.accounting.interval import Interval
-from forethought.values.checks import real, settle, whole
+from forethought.values.checks import real, reals, settle, whole
 from forethought.values.mechanism import Budget, FullBatch, Mechanism, Rounds
 
 
@@ -127,8 +127,7 @@ class GaussianSchedule:
     examples: int
 
     def __post_init__(self) -> None:
-        sigmas = tuple(real("sigma", value, above=0) for value in self.sigmas)
-        settle(self, sigmas=sigmas)
+        settle(self, sigmas=reals("sigma", self.sigmas, above=0))
         real("lipschitz", self.lipschitz, above=0)
         whole("examples", self.examples)
 

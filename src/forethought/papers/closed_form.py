@@ -13,7 +13,7 @@ from scipy.special import ndtr
 
 from forethought.accounting import exact
 from forethought.accounting.dominating_pair import gaussian_epsilon, gaussian_mu
-from forethought.accounting.interval import Interval, bisected
+from forethought.accounting.interval import Interval, reached
 from forethought.accounting.theorems import all_uncorrelated
 from forethought.accounting.tradeoff import TradeOff, from_points
 from forethought.values.checks import real, settle, whole
@@ -104,15 +104,12 @@ def gamma_printed(sigma: float, ratio: float) -> float:
 
 def _gamma(sigma: float, ratio: float, factor: float) -> float:
     size, share = real("sigma", sigma, above=0), real("ratio", ratio, above=0)
-    low, high = 2.0, 4.0
 
     def short(value: float) -> bool:
         return value < _gamma_right(size, share / value, factor)
 
     # The right side decreases to 2 as γ increases, so there is exactly one solution.
-    while short(high):
-        low, high = high, 2 * high
-    return bisected(short, low, high)[1]
+    return reached(short, 2.0, 4.0)[1]
 
 
 @dataclass(frozen=True)

@@ -174,15 +174,16 @@ def utility_bounds(
         convexity: μ, the least curvature; None: the bounds for any F.
 
     Raises:
-        ValueError: a number outside its range, or a plan with another optimizer or correlated
-            noise.
+        ValueError: a number outside its range, or a plan with another optimizer, with other options
+            than momentum, or with correlated noise.
     """
     d, M = whole("parameters", parameters), real("smoothness", smoothness, above=0)
     first, step = plan.round(0), plan.optimizer.learning_rate
-    if plan.optimizer.name != "sgd" or first.strategy is not None:
+    more = any(value for name, value in plan.optimizer.options if name != "momentum")
+    if plan.optimizer.name != "sgd" or more or first.strategy is not None:
         raise ValueError(
             "the papers' bounds are for gradient descent with independent noise: make the plan "
-            "with optimizer='sgd' and without a strategy"
+            "with optimizer='sgd', no option but momentum, and no strategy"
         )
     sigmas = [plan.round(index).mean_variance ** 0.5 for index in range(plan.rounds)]
     start = math.sqrt(2 * real("gap", gap, above=0) / M)
