@@ -45,6 +45,14 @@ def test_errors_are_of_the_kinds_that_their_room_says() -> None:
         assert error.__doc__
 
 
+def test_editors_know_the_former_name_of_an_error() -> None:
+    with pytest.warns(DeprecationWarning, match="PeersError"):
+        assert ft.errors.StoreError is ft.errors.PeersError
+    stub = Path(ft.errors.__file__).with_suffix(".pyi").read_text("utf-8")
+    assert "PeersError as StoreError" in stub
+    assert set(ft.errors.__all__) <= set(dir(ft.errors))
+
+
 def test_every_exception_is_collected() -> None:
     source = Path(ft.__file__).parent
     found = {

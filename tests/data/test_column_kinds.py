@@ -21,6 +21,7 @@ from forethought.data import Encoder
 from forethought.data.columns import (
     KINDS,
     MISSING_WORDS,
+    Category,
     Column,
     Dropped,
     Outside,
@@ -212,3 +213,25 @@ def test_two_kinds_of_one_name_are_refused() -> None:
 
     with pytest.raises(TypeError, match="'range' already"):
         register(Second)
+
+
+def test_a_time_may_stand_behind_a_day_and_nothing_else() -> None:
+    day = column("x", {"date": ["2010-01-01", "2029-12-31"], "format": "%d.%m.%Y"})
+    entries = pl.Series(["01.02.2020", "1.2.2020 10:00", "01.02.2020T10:00:00.5Z"])
+    found = day.encode("t", "x", entries, 0, Outside())
+    assert (found == found[0]).all()
+    for odd in ("01.02.20201", "01.02.2020garbage"):
+        with pytest.raises(UndeclaredError, match="expected a day"):
+            day.encode("t", "x", pl.Series([odd]), 0, Outside())
+
+
+def test_a_number_is_the_same_word_in_every_type() -> None:
+    for words in (("1", "2"), ("1.0", "2.0")):
+        kind = Category(words=words)
+        for entries in (
+            pl.Series([1, 2]),
+            pl.Series([1.0, 2.0]),
+            pl.Series(["1.00", "2"]).cast(pl.Decimal(38, 4)),
+        ):
+            found = kind.encode("t", "a", entries, 0, Outside())
+            assert found.tolist() == [[1, 0], [0, 1]]

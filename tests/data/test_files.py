@@ -69,7 +69,17 @@ def test_paths_are_looked_up_in_the_folder_then_here(tmp_path: Path, monkeypatch
     assert resolve("t.csv", tmp_path / "data").read_text() == "there"
     (tmp_path / "data" / "t.csv").unlink()
     assert resolve("t.csv", tmp_path / "data").read_text() == "here"
+    # A variable of the environment comes behind the working directory, and a folder before it.
+    (tmp_path / "data" / "t.csv").write_text("there")
+    monkeypatch.setenv("FORETHOUGHT_DATA", str(tmp_path / "data"))
+    assert resolve("t.csv", None).read_text() == "here"
+    assert resolve("t.csv", tmp_path / "data").read_text() == "there"
+    (tmp_path / "t.csv").unlink()
+    assert resolve("t.csv", None).read_text() == "there"
+    monkeypatch.delenv("FORETHOUGHT_DATA")
     with pytest.raises(DataError, match=r"no file .*u\.csv or u\.csv"):
         resolve("u.csv", tmp_path / "data")
+    with pytest.raises(DataError, match="is a folder"):
+        resolve("data", None)
     with pytest.raises(DataError, match="behind the colon"):
         load("csv:", label="y")

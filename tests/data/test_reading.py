@@ -194,6 +194,16 @@ def test_what_the_target_needs_is_asked_for(tmp_path):
             load(source, label="outcome", schema=schema, **options)
 
 
+@pytest.mark.parametrize("role", ["split_by", "person"])
+def test_a_column_with_another_role_is_no_feature(tmp_path, role):
+    (tmp_path / "t.csv").write_text("x,z,y\n" + "1,2,a\n3,4,b\n" * 20)
+    person = {"person": "x"} if role == "person" else {}
+    schema = TableSchema({"x": [0, 9], "z": [0, 9]}, **person)
+    split = {"split_by": "x"} if role == "split_by" else {}
+    with pytest.raises(DataError, match="at once"):
+        load(f"csv:{tmp_path / 't.csv'}", label="y", classes=["a", "b"], schema=schema, **split)
+
+
 def test_a_regression_is_scaled_by_its_declared_range(tmp_path):
     (tmp_path / "t.csv").write_text("a,y\n" + "".join(f"{i},{10 * i}\n" for i in range(40)))
     schema = TableSchema({"a": [0, 39]}, target_range=(0, 390))

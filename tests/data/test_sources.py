@@ -3,10 +3,12 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections import Counter
+from datetime import date, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import polars as pl
 import pytest
 
 from forethought.data import DataError, Split, TableSchema, load, names
@@ -60,7 +62,8 @@ def of_kinds(path: Path, rows: list[int], **options: Any) -> tuple[Counter[Any],
     kinds = "abc"
     lines = [f"{row // 3},{kinds[row % 3]},{row % 2}\n" for row in rows]
     path.write_text("size,ward,y\n" + "".join(lines))
-    schema = TableSchema({"size": [0, 4], "ward": list(kinds)})
+    size = "drop" if options else [0, 4]  # what a split goes by is no feature
+    schema = TableSchema({"size": size, "ward": list(kinds)})
     data = load(f"csv:{path}", label="y", classes=[0, 1], schema=schema, **options)
     assert data.test is not None
     found = (
@@ -238,6 +241,95 @@ def test_a_new_label_moves_no_other_row_of_an_archive(tmp_path):
     assert (parts[0][0] ^ parts[1][0]) | (parts[0][1] ^ parts[1][1]) == {300}
 
 
+def numbered(path: Path, entries: pl.Series, **options: Any) -> list[set[int]]:
+    """The numbers of the rows on each side of the split of a table with this column."""
+    numbers = list(range(len(entries)))
+    frame = pl.DataFrame({"a": entries, "n": numbers, "y": [("no", "yes")[n % 2] for n in numbers]})
+    kind = path.suffix[1:].replace("xlsx", "excel")
+    getattr(frame, f"write_{kind}")(path)
+    schema = TableSchema({"a": "drop", "n": [0, 999]})
+    data = load(f"{kind}:{path}", label="y", classes=["no", "yes"], schema=schema, **options)
+    assert data.test is not None
+    places = [(part.inputs[:, 0].astype(float) + 1) / 2 * 999 for part in (data.train, data.test)]
+    return [set(np.rint(found).astype(int).tolist()) for found in places]
+
+
+WHOLE = [n // 4 for n in range(240)]
+DAYS = [date(2020, 1, 1) + timedelta(n) for n in WHOLE]
+BIG = [2**60 + n for n in WHOLE]
+CENTS = [f"{n}.{n % 4 * 25:02}" for n in WHOLE]
+
+
+@pytest.mark.parametrize("split_by", [None, "a"])
+@pytest.mark.parametrize(
+    ("entries", "other", "more"),
+    [
+        (pl.Series(WHOLE), pl.Float64, None),
+        (pl.Series(WHOLE), pl.Float64, 0.5),
+        (pl.Series(BIG), pl.Float64, None),
+        (pl.Series(WHOLE), pl.Decimal(38, 3), 7),
+        (pl.Series([n / 10 for n in WHOLE], dtype=pl.Float32), pl.Float64, 0.3),
+        (pl.Series(CENTS).cast(pl.Decimal(38, 2)), pl.Decimal(38, 5), 7),
+        (pl.Series(DAYS), pl.Datetime("us"), datetime(2020, 1, 2, 3)),
+        (pl.Series(DAYS).cast(pl.Datetime("ms")) + timedelta(hours=1), pl.Datetime("ns"), None),
+    ],
+    ids=["missing", "fraction", "beyond", "decimal", "float32", "cents", "days", "times"],
+)
+def test_a_row_that_changes_a_columns_type_moves_no_other(
+    tmp_path: Path, entries: pl.Series, other: Any, more: Any, split_by: str | None
+) -> None:
+    before = numbered(tmp_path / "t.parquet", entries, split_by=split_by)
+    wider = pl.concat([entries.cast(other), pl.Series([more], dtype=other)])
+    if split_by and entries[0] == BIG[0]:
+        with pytest.raises(DataError, match="beyond 2"):  # the floats of many persons are one
+            numbered(tmp_path / "t.parquet", wider, split_by=split_by)
+        return
+    after = numbered(tmp_path / "t.parquet", wider, split_by=split_by)
+    assert len(before[1]) > 20 and before[0] - after[0] == before[1] - after[1] == set()
+
+
+@pytest.mark.parametrize("entries", [WHOLE, list(map(float, WHOLE)), list(map(str, WHOLE)), DAYS])
+def test_every_format_splits_alike(tmp_path: Path, entries: list[Any]) -> None:
+    text = pl.Series([str(one).removesuffix(".0") for one in entries])
+    assert numbered(tmp_path / "t.csv", text) == numbered(
+        tmp_path / "t.parquet", pl.Series(entries)
+    )
+
+
+def test_a_word_in_a_sheet_changes_no_number_beside_it(tmp_path: Path) -> None:
+    import xlsxwriter
+
+    days = {"num_format": "yyyy-mm-dd"}
+    found = []
+    for more in (None, "?"):
+        book = xlsxwriter.Workbook(tmp_path / "t.xlsx")
+        sheet = book.add_worksheet()
+        rows = [(n, n % 2, 1e-9 * n / 3, datetime(2020, 1, 1 + n % 28)) for n in range(90)]
+        for place, row in enumerate([("n", "y", "a", "d"), *rows]):
+            sheet.write_row(place, 0, row[:3])
+            sheet.write(place, 3, row[3], book.add_format(days))
+        if more:
+            sheet.write_row(91, 0, (90, 0, more, more))
+        book.close()
+        columns = {"n": [0, 99], "a": {"range": [0, 1e-7], "missing": "middle"}}
+        schema = TableSchema(
+            {**columns, "d": {"date": ["2020-01-01", "2021-01-01"], "missing": "middle"}}
+        )
+        data = load(f"excel:{tmp_path / 't.xlsx'}", label="y", classes=[0, 1], schema=schema)
+        assert data.test is not None
+        found.append([Counter(map(bytes, part.inputs)) for part in (data.train, data.test)])
+    assert all(not one - other for one, other in zip(*found, strict=True))
+
+
+def test_one_person_without_a_name_moves_no_other_of_an_archive(tmp_path: Path) -> None:
+    found = []
+    for persons in (np.array(WHOLE), np.array([*map(float, WHOLE), np.nan])):
+        x = np.arange(len(persons), dtype=np.float32)[:, None]
+        np.savez(tmp_path / "t.npz", x=x, y=np.arange(len(persons)) % 2, patient=persons)
+        found.append(stays(load(f"npz:{tmp_path / 't.npz'}", split_by="patient"), 0))
+    assert all(not one - other for one, other in zip(*found, strict=True))
+
+
 def test_a_person_is_never_on_both_sides(tmp_path):
     random = np.random.default_rng(3)
     rows = [f"{index / 10},p{random.integers(60)},{index % 2}" for index in range(500)]
@@ -326,3 +418,9 @@ def test_a_declaration_that_makes_no_sense(tmp_path, options, message):
     source = table(tmp_path, [f"{i},{'ab'[i % 2]}" for i in range(9)], header="a,y")
     with pytest.raises(DataError, match=message):
         load(source, label="y", **options)
+
+
+def test_a_missing_value_of_a_regression_is_no_class(tmp_path):
+    source = table(tmp_path, [f"{i},{'NA' if i == 4 else i}" for i in range(9)], header="a,y")
+    with pytest.raises(DataError, match="label NA in example 5, expected numbers"):
+        load(source, label="y", task="regression")

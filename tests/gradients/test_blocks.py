@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from drawn import rand
-from forethought.gradients import SlowGradientsWarning, batches, clipped, clipped_sum
+from forethought.gradients import SlowGradientsWarning, batches, clipped, clipped_sum, sums
 from forethought.gradients.batches import UNIT, Blocks, bits, filled, planned
 from forethought.gradients.clipped import COMPARED, Subject, numbers_behind
 from forethought.rounds.contributions import cross_entropy, squared_error
@@ -168,6 +168,22 @@ def test_a_probe_leaves_weights_and_generators_as_they_were() -> None:
     assert all(torch.equal(a, b) for a, b in zip(weights, model.parameters(), strict=True))
 
 
+def test_a_probe_holds_for_the_products_that_it_tried() -> None:
+    model, x, y = chained()
+    seen: list[int] = []
+
+    def compute(rows: object, real: int, used: Blocks) -> object:
+        seen.append(real)
+        return subject.gradients(rows, real, used)
+
+    subject, counts = Subject(model, cross_entropy, dict(model.named_parameters())), []
+    for enabled in (True, False, True):
+        with torch.backends.mkldnn.flags(enabled=enabled):
+            clipped.probed(Blocks((16, 32)), subject, (x, y), compute)
+        counts.append(len(seen))
+    assert 0 < counts[0] < counts[1] == counts[2]
+
+
 def test_what_the_data_say_does_not_reach_the_probe() -> None:
     tried = []
     for scale in (1.0, 1e30):
@@ -291,15 +307,15 @@ def test_examples_that_run_apart_keep_their_gradients_through_a_random_function(
             return self.last(h) if bool(x.sum() > 0) else self.last(torch.tanh(h))
 
     x, y = rand(40, 9) - 0.5, torch.arange(40) % 3
-    sums = []
+    found = []
     for chance in (0.0, 1e-12):
         torch.manual_seed(0)
         model = Asked(chance).train()
         with warnings.catch_warnings():
             warnings.simplefilter("error", SlowGradientsWarning)
-            sums.append(clipped_sum(model, user_loss, x, y, 1.0, blocks=Blocks((48,)))[0])
-    for name in sums[0]:
-        torch.testing.assert_close(sums[1][name], sums[0][name], rtol=1e-5, atol=1e-6)
+            found.append(clipped_sum(model, user_loss, x, y, 1.0, blocks=Blocks((48,)))[0])
+    for name in found[0]:
+        torch.testing.assert_close(found[1][name], found[0][name], rtol=1e-5, atol=1e-6)
 
 
 def test_a_size_that_follows_from_the_batch_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -310,7 +326,7 @@ def test_a_size_that_follows_from_the_batch_would_be_seen(monkeypatch: pytest.Mo
     def by_rows(x: torch.Tensor, *layer: torch.Tensor | None) -> torch.Tensor:
         return F.linear(x, *layer) * (1 + len(x) % 3 * 2.0**-50)
 
-    monkeypatch.setattr(clipped, "F", SimpleNamespace(**{**vars(F), "linear": by_rows}))
+    monkeypatch.setattr(sums, "F", SimpleNamespace(**{**vars(F), "linear": by_rows}))
     torch.manual_seed(3)
     x = torch.randn(70, 9).double()
     model = nn.Sequential(nn.Linear(9, 5).double(), nn.Identity())

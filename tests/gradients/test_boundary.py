@@ -100,13 +100,19 @@ def test_what_was_tried_is_what_may_be_installed() -> None:
     assert allowed == f"torch>={oldest},<{major}.{int(minor) + 1}"
 
 
-def test_a_fault_of_our_own_is_not_called_the_model_s(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [(lambda lanes: lanes.no_such_thing, "no_such_thing"), (lambda lanes: 1 / 0, "by zero")],
+)
+def test_a_fault_of_our_own_is_not_called_the_model_s(
+    fault: Any, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def faulty(lanes: Any) -> Any:
-        return lanes.no_such_thing
+        return fault(lanes)
 
     monkeypatch.setattr(VmapMode, "__enter__", faulty)
     monkeypatch.setattr(vmap_mode, "_OURS", Path(__file__).parent)
-    with pytest.raises(RuntimeError, match=r"fault of forethought's.*no_such_thing"):
+    with pytest.raises(RuntimeError, match=f"fault of forethought's.*{said}"):
         clipped_sum(nn.Conv1d(2, 2, 1), square, torch.randn(3, 2, 4), torch.zeros(3), 1.0)
 
 

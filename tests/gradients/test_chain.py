@@ -53,13 +53,18 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 
 
 def agree(
-    model: nn.Module, loss: Any, inputs: Tensor, targets: Tensor, clip_norm: float = 0.7
+    model: nn.Module,
+    loss: Any,
+    inputs: Tensor,
+    targets: Tensor,
+    clip_norm: float = 0.7,
+    rtol: float = 1e-5,
 ) -> None:
     expected, true_norms = one_at_a_time(model, loss, inputs, targets, clip_norm)
     for _ in range(2):  # the first call of a loss that is not ours judges it
         found, norms = clipped_sum(model, loss, inputs, targets, clip_norm)
         assert list(found) == list(expected)
-        torch.testing.assert_close(norms.double(), true_norms.double(), rtol=1e-5, atol=1e-12)
+        torch.testing.assert_close(norms.double(), true_norms.double(), rtol=rtol, atol=1e-12)
         for name in found:
             torch.testing.assert_close(found[name], expected[name], rtol=1e-4, atol=1e-6)
 
@@ -319,3 +324,29 @@ def test_a_forgotten_bias_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clipped, "uses_of", forgetful)
     with pytest.raises(AssertionError):
         agree(nn.Linear(5, 3), cross_entropy, *data(5))
+
+
+@pytest.mark.parametrize("loss", [cross_entropy, user_loss])
+@pytest.mark.parametrize(
+    "bias",
+    [
+        lambda: randn(300, 2)[:, 0],
+        lambda: randn(1).expand(300),
+        lambda: randn(1),
+        lambda: randn(1, 300),
+    ],
+    ids=["strided", "expanded", "of one number", "with a dimension in front"],
+)
+def test_a_large_layer_with_a_bias_of_its_own_form(bias: Callable[[], Tensor], loss: Any) -> None:
+    reseed(3)
+    model = nn.Sequential(nn.Linear(200, 300), nn.Tanh(), nn.Linear(300, 3))
+    model[0].bias = nn.Parameter(bias())
+    agree(model, loss, *data(200), rtol=1e-4)
+
+
+@pytest.mark.parametrize("loss", [cross_entropy, user_loss])
+@pytest.mark.filterwarnings("ignore:.*one example at a time")
+def test_inputs_of_another_width_are_refused_in_torchs_words(loss: Any) -> None:
+    model = nn.Sequential(nn.Linear(400, 300), nn.Tanh(), nn.Linear(300, 3))
+    with pytest.raises(RuntimeError, match="mat1 and mat2"):
+        clipped_sum(model, loss, *data(200), 1.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import copy
 import functools
@@ -473,13 +474,122 @@ def test_norm_gradients_follow_a_change_of_requires_grad() -> None:
         ({"groups": torch.full((8,), 9), "group_count": 4}, "0 … 3"),
         ({"groups": torch.full((8,), -1)}, "group numbers"),
         ({"inputs": "text", "targets": None}, "no tensor"),
+        ({"loss": lambda o, t: o.mean()}, r"shape \(8,\), not"),
+        ({"round_size": 0}, "round_size must"),
+        ({"round_size": 2.5}, "round_size must"),
+        ({"round_size": "all"}, "round_size must"),
+        ({"counted": -3}, "counted must"),
+        ({"counted": 2.5}, "counted must"),
     ],
 )
 def test_bad_arguments_are_refused_in_the_users_words(change: dict[str, Any], message: str) -> None:
     model, x, y = ready("small")
     given = {"inputs": x, "targets": y, "clip_norm": 1.0, "loss": loss, **change}
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((TypeError, ValueError), match=message):
         clipped_sum(model, **given)
+
+
+def test_what_torch_keeps_no_gradients_of_is_refused() -> None:
+    model, x, y = ready("small")
+    with torch.inference_mode():
+        made = small()
+        for call in (clipped_sum, example_losses):
+            with pytest.raises(ValueError, match="inference_mode"):
+                call(model, loss, x, y, *(1.0,) * (call is clipped_sum))
+    with pytest.raises(ValueError, match="inference_mode"):
+        clipped_sum(made, loss, x, y, 1.0)
+
+
+class LastState(nn.Module):
+    """The last state of an LSTM, whose batch is in dimension 1: shape (1, B, 8)."""
+
+    def __init__(self, alone: bool) -> None:
+        super().__init__()
+        self.recurrent, self.alone = nn.LSTM(6, 8), alone
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.alone:
+            torch.func.vmap(torch.sin)(x)  # one example at a time
+        return self.recurrent(x.transpose(0, 1))[1][0]
+
+
+@pytest.mark.parametrize("alone", [False, True])
+@pytest.mark.filterwarnings("ignore:.*one example at a time")
+def test_a_loss_of_outputs_whose_batch_is_in_dimension_1_is_taken(alone: bool) -> None:
+    reseed(0)
+    model, x, y = LastState(alone), randn(6, 5, 6), randn(6, 8)
+    losses = (
+        lambda o, t: (o[-1] - t).square().mean(-1),
+        lambda o, t: (o.squeeze(0) - t).square().mean(1),
+    )
+    for own in losses:
+        found, _ = clipped_sum(model, own, x, y, 1e6)
+        wanted = torch.autograd.grad(own(model(x), y).sum(), tuple(model.parameters()))
+        for one, other in zip(found.values(), wanted, strict=True):
+            torch.testing.assert_close(one.float(), other, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        lambda o, t: (o[-1] - t).square().mean(-1) / len(t),
+        lambda o, t: (o[-1] - t).square().mean(),
+    ],
+    ids=["divided by the batch", "a mean"],
+)
+@pytest.mark.parametrize("alone", [False, True])
+@pytest.mark.filterwarnings("ignore:.*one example at a time")
+def test_a_loss_that_needs_the_batch_in_dimension_1_is_refused(alone: bool, own: Any) -> None:
+    reseed(0)
+    with pytest.raises(ValueError, match=r"whole batch|per example"):
+        clipped_sum(LastState(alone), own, randn(6, 5, 6), randn(6, 8), 1.0)
+
+
+def test_a_single_output_of_several_dimensions_is_judged_as_before() -> None:
+    reseed(0)
+
+    def divided(outputs: Tensor, targets: Tensor) -> Tensor:
+        return (outputs[:, 0] - targets.unsqueeze(1)).square().sum(1) / len(outputs)
+
+    model = nn.Sequential(nn.Linear(4, 5), nn.Unflatten(1, (1, 5)))
+    with pytest.raises(ValueError, match="whole batch"):
+        clipped_sum(model, divided, randn(6, 4), randn(6), 1.0)
+
+
+class Graph(nn.Module):
+    """A linear map of neighbours, whose matrix is a sparse buffer that every pass writes to."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        dense = torch.tensor([[0.0, 1.0, 0.0], [1.0, 0.0, 2.0], [0.0, 2.0, 0.0]])
+        self.register_buffer("edges", getattr(dense, kind)())
+        self.grows = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.grows:
+            coo = self.edges.layout is torch.sparse_coo
+            (self.edges._values() if coo else self.edges.values()).mul_(2)
+        rows = [torch.mm(self.edges, one) for one in self.layer(x)]
+        return torch.stack(rows)
+
+
+@pytest.mark.parametrize("kind", ["clone", "to_sparse_coo", "to_sparse_csr", "to_sparse_csc"])
+@pytest.mark.filterwarnings("ignore")
+def test_sparse_buffers_are_compared_and_put_back(kind: str) -> None:
+    reseed(0)
+    model, x, y = Graph(kind), randn(5, 3, 4), torch.zeros(5)
+    _, norms = clipped_sum(model, squares, x, y, 1.0)
+    plain = Graph("clone")
+    plain.layer.load_state_dict(model.layer.state_dict())
+    _, wanted = clipped_sum(plain, squares, x, y, 1.0)
+    torch.testing.assert_close(norms, wanted, rtol=1e-4, atol=1e-6)
+    if kind == "clone":
+        return
+    model.grows, before = True, model.edges.to_dense()
+    with contextlib.suppress(ValueError):  # a model that changes itself may be refused
+        clipped_sum(model, squares, x, y, 1.0)
+    assert torch.equal(model.edges.to_dense(), before)
 
 
 def test_float_groups_are_refused() -> None:

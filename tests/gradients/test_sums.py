@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import copy
+import importlib.util
 import math
+import sys
+import warnings
 from collections.abc import Callable, Iterator
 from fractions import Fraction
 
@@ -652,9 +656,12 @@ def test_long_rows_are_added_in_short_slabs(batch: int, time: int, m: int, n: in
     )
 
 
-@pytest.mark.parametrize("rows", [1, 3, 64, 300])
+@pytest.mark.parametrize("rows", [0, 1, 3, 64, 300])
 @pytest.mark.parametrize("turned", [False, True], ids=["rows", "columns"])
-def test_large_products_are_within_the_bound_of_their_roundings(rows: int, turned: bool) -> None:
+def test_large_products_are_within_the_bound_of_their_roundings(
+    rows: int, turned: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sums, "LEAST_PRODUCTS", 0)  # by oneDNN, however few the rows
     one, other = randn(rows, 200), randn(200, 400)
     if turned:
         one, other = randn(200, rows).t(), randn(400, 200).t()
@@ -662,6 +669,11 @@ def test_large_products_are_within_the_bound_of_their_roundings(rows: int, turne
     most = sums.gamma(200, torch.float32) * (one.double().abs() @ other.double().abs())
     for found in (sums.matmul(one, other), sums.product_in_blocks(one, other, 64)):
         assert ((found.double() - exact).abs() <= most).all()
+
+
+def test_a_product_without_rows_is_empty_on_other_devices_too() -> None:
+    one, other = torch.empty(0, 5, device="meta"), torch.empty(5, 3, device="meta")
+    assert sums.product_in_blocks(one, other, 2).shape == (0, 3)
 
 
 def test_a_row_of_a_large_product_has_the_same_bits_in_every_block() -> None:
@@ -687,13 +699,215 @@ def test_matrices_with_gaps_and_other_types_are_multiplied_too() -> None:
 def test_gradients_pass_through_a_large_linear_map_twice() -> None:
     weight, bias = randn(400, 200) / 16, randn(400)
     x = randn(8, 200).requires_grad_()
-    fast = sums.fast_linear(x, weight, bias)
-    if fast is None:
-        pytest.skip("torch's own product is the faster one on this machine")
     slopes = []
-    for outputs in (fast, F.linear(x, weight, bias)):
+    for outputs in (sums.fast_linear(x, weight, bias), F.linear(x, weight, bias)):
         (first,) = torch.autograd.grad(outputs.sin().sum(), x, create_graph=True)
         (second,) = torch.autograd.grad(first.square().sum(), x)
         slopes.append((outputs.detach(), first.detach(), second))
     for one, other in zip(*slopes, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-3)
+
+
+# A bias of n numbers, of which others in memory are no part, from one parameter.
+BIASES: dict[str, tuple[tuple[int, ...], Callable[[Tensor], Tensor]]] = {
+    "in a row": ((300,), lambda b: b),
+    "a column": ((300, 3), lambda b: b[:, 1]),
+    "a row of several": ((3, 300), lambda b: b[1]),
+    "of one number": ((1,), lambda b: b),
+    "one number for all": ((1,), lambda b: b.expand(300)),
+    "a scalar": ((), lambda b: b),
+    "a scalar for all": ((), lambda b: b.expand(300)),
+    "with a dimension in front": ((1, 300), lambda b: b),
+    "none": ((0,), lambda b: None),
+}
+
+
+@pytest.mark.parametrize("name", BIASES)
+def test_a_large_linear_map_reads_its_bias_and_nothing_behind_it(name: str) -> None:
+    shape, biased = BIASES[name]
+    memory = randn(2000)  # what follows the bias in memory is not zero
+    bias = biased(memory[1 : 1 + math.prod(shape)].view(shape))
+    x, weight = randn(7, 200), randn(300, 200)
+    wanted = F.linear(x.double(), weight.double(), None if bias is None else bias.double())
+    for one in (x, x.view(7, 1, 200)):
+        found = sums.fast_linear(one, weight, bias).view_as(wanted)
+        torch.testing.assert_close(found.double(), wanted, rtol=1e-4, atol=1e-3)
+
+
+LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "rows": lambda v: v,
+    "columns": lambda v: v.t().contiguous().t(),
+    "with gaps": lambda v: torch.cat([v, v], 1)[:, : v.shape[1]],
+    "every second": lambda v: torch.stack([v, v + 1], 2)[:, :, 0],
+    "behind others": lambda v: torch.cat([v[:1], v]).flatten()[v.shape[1] :].view_as(v),
+    "one row for all": lambda v: v[:1].expand_as(v),
+    "one column for all": lambda v: v[:, :1].expand_as(v),
+    "a negative view": lambda v: torch._neg_view(v),
+    "sparse": lambda v: v.to_sparse_csr(),
+    "a parameter": nn.Parameter,
+    "of a class of its own": lambda v: v.as_subclass(Own),
+    "in float64": lambda v: v.double(),
+}
+
+
+class Own(Tensor):
+    pass
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.filterwarnings("ignore:Sparse")
+def test_a_large_linear_map_of_any_layout_is_torchs(name: str) -> None:
+    x, weight = randn(7, 200), randn(300, 200)
+    for one, other in ((LAYOUTS[name](x), weight), (x, LAYOUTS[name](weight))):
+        if one.dtype != other.dtype:
+            with pytest.raises(RuntimeError, match="same dtype"):
+                sums.fast_linear(one, other, None)
+            continue
+        wanted = one.to_dense().double() @ other.to_dense().double().t()
+        with torch.no_grad():
+            for found in (sums.fast_linear(one, other, None), sums.matmul(one, other.t())):
+                torch.testing.assert_close(found.double(), wanted, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("x", "weight", "bias"),
+    [
+        ((7, 400), (300, 200), None),
+        ((7, 100), (300, 200), (300,)),
+        ((7, 200), (300, 200), (200,)),
+        ((7, 200), (300, 200), (600,)),
+    ],
+)
+def test_shapes_that_do_not_fit_are_refused_in_torchs_words(
+    x: tuple[int, ...], weight: tuple[int, ...], bias: tuple[int, ...] | None
+) -> None:
+    given = [torch.zeros(shape) for shape in (x, weight)]
+    with pytest.raises(RuntimeError, match=r"shapes cannot|expanded size"):
+        sums.fast_linear(*given, None if bias is None else torch.zeros(bias))
+
+
+class Biased(nn.Module):
+    """A linear map with a bias of its own form, or a weight of one dimension."""
+
+    def __init__(self, name: str, way: str) -> None:
+        super().__init__()
+        shape, self.biased = BIASES[name]
+        self.way = way
+        self.weight = nn.Parameter(randn(300, 200) / 16)
+        memory = randn(2000) / 4
+        self.bias = nn.Parameter(memory[1 : 1 + math.prod(shape)].view(shape))
+
+    def forward(self, x: Tensor) -> Tensor:
+        bias = self.biased(self.bias)
+        if self.way == "addmm":
+            return torch.addmm(bias, x, self.weight.t())
+        weight = self.weight[0] if self.way == "one dimension" else self.weight
+        outputs = F.linear(x, weight, bias)
+        return outputs.unsqueeze(1) if self.way == "one dimension" else outputs
+
+
+def own_square(outputs: Tensor, targets: Tensor) -> Tensor:
+    return (outputs - targets.unsqueeze(1)).square().sum(1) / 20
+
+
+@pytest.mark.parametrize("frozen", ["", "bias", "weight"])
+@pytest.mark.parametrize("way", ["linear", "addmm"])
+@pytest.mark.parametrize("name", BIASES)
+def test_gradients_of_a_linear_map_with_any_bias_are_exact(
+    name: str, way: str, frozen: str
+) -> None:
+    if name == "none" and (way == "addmm" or frozen == "weight"):
+        return  # there is no such call, or nothing to train
+    model = Biased(name, way)
+    if frozen:
+        model.get_parameter(frozen).requires_grad_(False)
+    agree_with_float64(model)
+
+
+def test_gradients_of_a_linear_map_to_one_number_are_exact() -> None:
+    agree_with_float64(Biased("none", "one dimension"))
+
+
+def agree_with_float64(model: nn.Module) -> None:
+    x, y = randn(6, 200), randn(6)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # nothing goes one example at a time
+        found, norms = clipped_sum(model, own_square, x, y, 1e6)
+    exact = copy.deepcopy(model).double()
+    trained = {name: p for name, p in exact.named_parameters() if p.requires_grad}
+    losses = [own_square(exact(x[i : i + 1].double()), y[i : i + 1].double()) for i in range(6)]
+    rows = [
+        torch.autograd.grad(one.sum(), tuple(trained.values()), materialize_grads=True)
+        for one in losses
+    ]
+    for name, column in zip(trained, zip(*rows, strict=True), strict=True):
+        wanted = torch.stack(column).sum(0)
+        torch.testing.assert_close(found[name], wanted, rtol=1e-3, atol=1e-4)
+    squares = [sum(float(g.square().sum()) for g in row) for row in rows]
+    torch.testing.assert_close(norms, torch.tensor(squares).sqrt(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("length", [1, 64, None])
+def test_a_map_of_no_rows_adds_nothing(length: int | None) -> None:
+    left, right = torch.zeros(3, 0, 4), torch.zeros(3, 0, 5)
+    hot = OneHot(torch.zeros(3, 0, dtype=torch.long), 4)
+    for block in ((left, right), (hot, right)):
+        term = Outer([block])
+        assert term.settled() is term and not term.bounds().norms.any()
+        assert torch.equal(term.summed(torch.ones(3), length), torch.zeros(4, 5).double())
+    for nothing in ((left, right), (hot, right)):
+        some = (randn(3, 2, 4), randn(3, 2, 5))
+        both, alone = Outer([nothing, some]), Outer([some])
+        assert torch.equal(both.bounds().norms, alone.bounds().norms)
+        factors = torch.ones(3)
+        assert torch.equal(both.summed(factors, length), alone.summed(factors, length))
+
+
+class Experts(nn.Module):
+    """Each example goes to one expert: the others see none of its rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.experts = nn.ModuleList([nn.Linear(4, 4) for _ in range(3)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        chosen, outputs = x.argmax(-1) % 3, torch.zeros_like(x)
+        for number, expert in enumerate(self.experts):
+            outputs[chosen == number] = expert(x[chosen == number])
+        return outputs
+
+
+class Emptied(nn.Module):
+    """A layer that is used on no rows, and on its own outputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(self.layer(x.unsqueeze(1)[:, :0])).sum(1) + x
+
+
+@pytest.mark.parametrize("kind", [Experts, Emptied])
+def test_layers_that_see_no_rows_go_as_fast_as_others(kind: type[nn.Module]) -> None:
+    model, x, y = kind(), randn(6, 4), torch.zeros(6)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found, _ = clipped_sum(model, own_square, x, y, 1e6)
+    wanted = torch.autograd.grad(own_square(model(x), y).sum(), tuple(model.parameters()))
+    for one, other in zip(found.values(), wanted, strict=True):
+        torch.testing.assert_close(one.float(), other, rtol=1e-4, atol=1e-6)
+
+
+def test_the_default_type_at_import_changes_no_product(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = importlib.util.spec_from_file_location("sums_again", sums.__file__)
+    assert spec is not None and spec.loader is not None
+    again = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "sums_again", again)
+    torch.set_default_dtype(torch.float64)
+    try:
+        spec.loader.exec_module(again)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    x, weight = randn(12, 300), randn(400, 300)
+    assert torch.equal(again.fast_linear(x, weight, None), sums.fast_linear(x, weight, None))

@@ -179,6 +179,9 @@ IMPOSSIBLE = {
     "a second beginning": again(1),
     "no beginning": without(1),
     "a kind that no book has": lambda e: e[4].update(kind="gift"),
+    "a reservation after the account's end": lambda e: e[1]["values"]["account"].update(
+        until="2020-01-01"
+    ),
     "a time that goes back": changed(6, at="2020-01-01T00:00:00.000000+00:00"),
     "more than the budget": lambda e: e.extend(
         {**e[11], "values": {**e[4]["values"], "reservation": n, "at": e[12]["values"]["at"]}}

@@ -8,12 +8,14 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 pytest.importorskip("torch")
 
 from forethought.accounting.statement import Statement
 from forethought.exchange import storage as of_client
+from forethought.exchange.messages import SERVER, Endpoint, Finished, Model
 from forethought.jobs import members
 from forethought.jobs.account import verified
 from forethought.jobs.holders import holders_of, simulate_job
@@ -21,7 +23,7 @@ from forethought.jobs.job import JobError, JobRequest, from_file, paying
 from forethought.ledger.book import Account, BookError, OverBudgetError
 from forethought.ledger.identity import new_key
 from forethought.ledger.store import Store, create
-from forethought.training.folder import RESERVATION
+from forethought.training.folder import KEYS, RESERVATION
 from forethought.values.mechanism import Budget
 
 JOB = """
@@ -184,6 +186,49 @@ def test_a_member_that_brings_its_own_table_asks_its_book_once(tmp_path: Path) -
     (tmp_path / "other" / RESERVATION).write_text("{}")  # it goes on, and has been asked
     members.own_records(again, section, *asked, tmp_path / "other")
     assert records() == ["digits"]
+
+
+def test_a_client_that_left_begins_again_and_is_settled_once(tmp_path: Path) -> None:
+    path, out = tmp_path / "job.toml", tmp_path / "out"
+    path.write_text(JOB + FEDERATION)
+    request, keys = from_file(path), tmp_path / "keys"
+    members.make_everybody(request, "federation", keys)
+    book = opened(tmp_path, "a")
+    server = members.Membership.load(keys / "server", "federation")
+    size = server.agreed.parameters
+    sealing = Endpoint(server.agreed.run_id, SERVER, server.keys.signing, {}, size)
+    start = np.zeros(size, dtype=np.float32)
+    frames = [sealing.seal(0, Model(k, k, start)) for k in range(8)]
+    frames.append(sealing.seal(0, Finished(8, 8, start)))
+
+    def part(first: int, end: int, leave: bool) -> Any:
+        def carry(make: Any, compute: Any) -> Any:
+            asked: list[Any] = []
+            driver = make(lambda to, message, frame: None, asked.append)
+            for frame in frames[first:end]:
+                driver.received(frame, SERVER)
+                while asked:
+                    driver.handle(compute(asked.pop()))
+            if leave:
+                driver.stopped()
+            return driver
+
+        return members.take_part_in_job(
+            paid_by(request, tmp_path, "a"), keys / "a", out, carry=carry
+        )
+
+    for first in (0, 3):  # it leaves after three updates, and once more
+        left = part(first, 3, leave=True)
+        assert (left.reason, left.over, left.updates) == ("stopped by its owner", False, 3)
+        assert len(left.statement.mechanism) == 8
+        assert "stopped-early" in {caveat.code for caveat in left.statement.caveats}
+        (held,) = book.reservations("digits")
+        assert held.status != "settled"
+    done = part(3, 9, leave=False)
+    assert (done.reason, done.over, done.updates) == ("finished", True, 8)
+    assert "stopped-early" not in {caveat.code for caveat in done.statement.caveats}
+    require_settled(book, out, tmp_path / "a")
+    assert not (out / KEYS).exists()
 
 
 def test_a_client_beyond_its_budget_releases_nothing(tmp_path: Path) -> None:

@@ -366,6 +366,19 @@ def test_an_account_ends(book: Store, charge: Charge, monkeypatch: pytest.Monkey
     book.settle(number, 10)
 
 
+def test_a_wrong_clock_elsewhere_ends_no_account(
+    book: Store, charge: Charge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    today = datetime(2027, 12, 31, tzinfo=UTC)
+    monkeypatch.setattr(store, "now", lambda: today)
+    book.open_account(Account("old", Budget(8.0, 1e-6), until="2027-12-31"))
+    monkeypatch.setattr(store, "now", lambda: datetime(2099, 1, 1, tzinfo=UTC))
+    book.begin(book.reserve(DATA, charge).number, "run")
+    monkeypatch.setattr(store, "now", lambda: today)
+    made = book.reserve("old", charge)
+    assert made.at.startswith("2099") and not book.verify()
+
+
 def test_a_clock_that_goes_back_moves_no_entry(
     book: Store, charge: Charge, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

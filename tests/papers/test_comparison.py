@@ -178,5 +178,9 @@ def test_bounds_on_utility_are_of_descent_with_independent_noise() -> None:
     asked = {"examples": 1000, "parameters": 50, "budget": ft.Budget(2.0, 1e-5)}
     with pytest.raises(ValueError, match="gradient descent"):
         utility_bounds(ft.plan(**asked, optimizer="adam"), 50, 1.0, 2.0)
+    plan = ft.plan(**asked)
+    for more in ({"momentum": 0.5, "nesterov": True}, {"dampening": 0.5}, {"weight_decay": 0.1}):
+        with pytest.raises(ValueError, match="but momentum"):
+            utility_bounds(plan.with_(optimizer=ft.Optimizer("sgd", 0.1, more)), 50, 1.0, 2.0)
     with pytest.raises(ValueError, match="gap"):
         utility_bounds(ft.plan(**asked), 50, 1.0, 0.0)

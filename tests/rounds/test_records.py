@@ -1,13 +1,22 @@
 from __future__ import annotations
 
 from collections import UserDict
+from datetime import date
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    Subset,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
 
 from drawn import randn
 from forethought.rounds.records import DatasetRecords, TensorRecords, as_records
@@ -216,6 +225,29 @@ def test_a_collate_of_ones_own_gets_one_record_at_a_time() -> None:
         uneven.take(np.array([0, 1]))
 
 
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"sampler": SubsetRandomSampler([0, 2])},
+        {"sampler": [0, 2]},
+        {"batch_sampler": [[0], [2]]},
+        {"batch_sampler": BatchSampler(SubsetRandomSampler([0, 2]), 2, False)},
+        {"sampler": SubsetRandomSampler([0, 2]), "batch_size": None},
+        {"sampler": WeightedRandomSampler([1.0, 2.0, 1.0, 2.0], 4)},
+    ],
+)
+def test_a_sampler_of_ones_own_is_refused_as_none_would_be_used(how: Any) -> None:
+    data = [(torch.ones(1) * i, 0) for i in range(4)]
+    for name in ("data", "test"):
+        with pytest.raises(ValueError, match=f"{name} is .*Subset"):
+            as_records(DataLoader(data, **how), torch.float32, name=name)
+    every = DistributedSampler(data, 2, 0)  # type: ignore[arg-type]
+    for usual in ({}, {"shuffle": True}, {"batch_size": None}, {"sampler": every}):
+        assert len(as_records(DataLoader(data, **usual), torch.float32)) == 4
+    part = Subset(data, [0, 2])  # type: ignore[arg-type]
+    assert len(as_records(DataLoader(part), torch.float32)) == 2
+
+
 @pytest.mark.parametrize("own", [False, True])
 def test_a_record_of_another_form_changes_no_other(own: bool) -> None:
     """Keys in another order are the same keys; other keys, types or shapes end the run."""
@@ -250,6 +282,19 @@ def test_missing_entries_of_an_arrow_data_set_are_refused_before_it_is_read() ->
             as_records(gaps, torch.float32)
         kept = gaps.filter(lambda row: row["x"] is not None and None not in np.atleast_1d(row["x"]))
         assert len(as_records(kept, torch.float32)) == 2
+
+
+@pytest.mark.parametrize(
+    "column", [[date(2020, 1, 1)] * 2, [{"a": 1.0}] * 2, [b"\x89PNG"] * 2, [[date(2020, 1, 1)]] * 2]
+)
+def test_a_column_of_neither_numbers_nor_text_is_refused(column: list[Any]) -> None:
+    """Images come as bytes or structs; left out, a model would train on the numbers beside them."""
+    datasets = pytest.importorskip("datasets")
+    whole = datasets.Dataset.from_dict({"x": [1.0, 2.0], "label": [0, 1], "more": column})
+    with pytest.raises(TypeError, match=r"\(more\)"):
+        as_records(whole, torch.float32)
+    for rest in (whole.remove_columns("more"), whole.with_format(columns=["x", "label"])):
+        assert len(as_records(rest, torch.float32)) == 2
 
 
 def test_an_arrow_data_set_is_read_by_index_without_its_text() -> None:

@@ -228,8 +228,12 @@ def test_a_changed_result_is_found_and_a_folder_can_be_signed(tmp_path: Path) ->
 def test_a_release_is_made_once_in_a_folder_and_each_has_its_own_noise(tmp_path: Path) -> None:
     asked = planned(Count(where={"sex": "F"}))
     first = asked.release(HELD, out=tmp_path)
-    with pytest.raises(ValueError, match="a release already"):
-        asked.release(HELD, out=tmp_path)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "plan.json").write_text("{}")
+    for taken in (tmp_path, tmp_path / "run", tmp_path / "transcript.json"):  # a release, a run, …
+        with pytest.raises(ft.errors.RunFolderExistsError, match=r"give a|choose another"):
+            asked.release(HELD, out=taken)
+    assert [one.name for one in (tmp_path / "run").iterdir()] == ["plan.json"]
     values = {asked.release(HELD).results[0][0].value for _ in range(20)}
     values.add(first.results[0][0].value)
     assert len(values) == 21
@@ -306,6 +310,37 @@ def test_a_table_with_its_declaration_is_released_in_one_call(tmp_path: Path) ->
     assert [one.name for one in made["histogram of sex"]] == ["F", "M"]
     with pytest.raises(KeyError, match="no statistic 'age'"):
         made["age"]
+
+
+def test_a_count_of_what_is_published_says_so() -> None:
+    every = planned(Count()).statement()
+    assert any("exact number" in str(one) for one in every.not_covered)
+    assert ft.accounting.verify(every) == every
+    some = (planned(Count(where={"sex": "F"})), planned(Count(), adjacency="zero-out"))
+    assert not any(asked.statement().not_covered for asked in some)
+
+
+def test_a_schema_of_persons_is_released_for_persons() -> None:
+    from forethought.data.columns import TableSchema
+
+    schema = TableSchema({"x": [0, 9]}, person="who", records_per_person=2)
+    held = {"who": ["p"] * 100 + ["q"], "x": [1.0] * 101}
+    made = release(held, [Count(where={"x": (0, 2)})], budget=50.0, delta=1e-6, schema=schema)
+    assert made.request.group == 2 and made.request.examples == 3
+    assert made.results[0][0].value == pytest.approx(3, abs=2)
+    assert "rows-of-persons" in [one.code for one in made.statement.caveats]
+    page = made.statement.to_markdown()
+    assert "the presence of any one person in the data. At most 2 records" in page
+    assert "records together" not in page and "training data" not in page
+    assert "differentially private for one person" in made.statement.sentences()[0]
+    with pytest.raises(ValueError, match="group = 3"):
+        request([Count()], examples=3, budget=BUDGET, group=3, schema=schema)
+    with pytest.raises(ValueError, match="group = 1"):
+        request([Count()], examples=3, budget=BUDGET).release(held, schema=schema)
+    with pytest.raises(ValueError, match="knows the label"):
+        release(held, [Count()], budget=BUDGET, schema=replace(schema, missing_label="drop"))
+    measured = release(held, [Count()], budget=BUDGET, schema=replace(schema, measured=True))
+    assert measured.statement.not_covered and not made.statement.not_covered
 
 
 def _games(asked: Request, count: int) -> Games:

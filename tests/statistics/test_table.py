@@ -78,13 +78,19 @@ def test_the_type_of_a_stored_column_changes_no_word(tmp_path: Path) -> None:
         "2020-01-02 03:00:00",
     ]
     assert rows({"x": ["true", "False"]}, {"x"}).words("x", "refuse").tolist() == ["1", "0"]
-    # Floats that stand for several whole numbers, and text beside a sheet's rounded numbers.
+    # What is around a word is taken away as for training: blanks, and no separators of ASCII.
+    odd = [" 10\u3000", "\x1fa", "2020-01-02 00:00:00.0"]
+    found = rows({"x": odd}, {"x"}).words("x", "refuse").tolist()
+    assert found == ["10", "\x1fa", "2020-01-02"]
+    # A float32 is written as in float64, and floats may stand for several whole numbers.
+    single = pl.Series([0.1, 7.0], dtype=pl.Float32)
+    for held in (single, single.cast(pl.Float64), single.to_numpy().astype(object)):
+        assert rows({"x": held}, {"x"}).words("x", "refuse").tolist() == ["0.1", "7"]
     with pytest.raises(DataError, match="beyond 2"):
         rows({"x": np.array([1e16, 0.5])}, {"x"}).words("x", "refuse")
     pl.DataFrame({"x": ["0.25", "a"], "y": ["b", "c"]}).write_excel(tmp_path / "t.xlsx")
     assert rows(tmp_path / "t.xlsx", {"y"}).words("y", "refuse").tolist() == ["b", "c"]
-    with pytest.raises(DataError, match="mixes numbers"):
-        rows(tmp_path / "t.xlsx", {"x"})
+    assert rows(tmp_path / "t.xlsx", {"x"}).words("x", "refuse").tolist() == ["0.25", "a"]
 
 
 def test_what_is_no_word_number_or_time_is_refused() -> None:
@@ -92,10 +98,10 @@ def test_what_is_no_word_number_or_time_is_refused() -> None:
         rows({"x": [[1], [2]]}, {"x"})
     with pytest.raises(DataError, match="of type List"):
         rows(pl.DataFrame({"x": [[1], [2]]}), {"x"}).words("x", "refuse")
-    assert rows({"x": [1, 2], "unused": [[1], [2]]}, {"x"}).words("x", "refuse").tolist() == [
-        "1",
-        "2",
-    ]
+    for unused in ([[1], [2]], [True, 0.5], ["a", 1]):  # polars knows no type for these
+        held = {"unused": unused, "x": [1, 2]}
+        assert rows(held, {"x"}).words("x", "refuse").tolist() == ["1", "2"]
+        assert len(rows(held, {})) == 2
 
 
 def test_a_declaration_says_how_entries_are_written(tmp_path: Path) -> None:
@@ -114,13 +120,33 @@ def test_a_declaration_says_how_entries_are_written(tmp_path: Path) -> None:
     assert np.array_equal(again.numbers("n", "skip"), [1.5, np.nan], equal_nan=True)
 
 
+PERSONS = TableSchema({"x": [0, 9]}, person="who", records_per_person=2)
+
+
+def test_the_rows_of_a_person_depend_on_that_person_alone() -> None:
+    held = {"who": [n // 6 for n in range(60)], "x": [n % 6 for n in range(60)]}
+    first = rows(held, {"x"}, PERSONS)
+    kept = sorted(zip(first.words("who", "refuse"), first.words("x", "refuse"), strict=True))
+    assert len(kept) == 20 and len({*kept}) == 20
+    # A person more, whose entries make floats of all others.
+    more = {"who": [77.5] * 9 + held["who"], "x": [0.5] * 9 + held["x"]}
+    for other in (more, pl.DataFrame(more, strict=False)):
+        after = rows(other, {"x"}, PERSONS)
+        found = zip(after.words("who", "refuse"), after.words("x", "refuse"), strict=True)
+        assert sorted(found) == sorted([*kept, ("77.5", "0.5"), ("77.5", "0.5")])
+    with pytest.raises(DataError, match="no person"):
+        rows({"who": ["a", None], "x": [1, 2]}, {"x"}, PERSONS)
+    with pytest.raises(DataError, match="no column 'who'"):
+        rows({"x": [1, 2]}, {"x"}, PERSONS)
+
+
 def test_what_is_no_table_is_refused_in_words(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="mean 'ages'"):
         rows({"ages": [1]}, {"age"}).numbers("age", "refuse")
     with pytest.raises(UndeclaredError, match="a finite number"):
         rows({"n": ["1", "x"]}, {"n"}).numbers("n", "skip")
     with pytest.raises(DataError, match="are no table"):
-        rows({"a": [1, 2], "b": [1, 2, 3]}, {"a"})
+        rows({"a": [1, 2], "b": [1, 2, 3]}, {"a", "b"})
     with pytest.raises(TypeError, match="a polars frame"):
         rows(3, {"a"})
     with pytest.raises(OSError, match=r"none\.csv"):

@@ -122,9 +122,37 @@ class Listing(torch.optim.SGD):
         super().__init__(self.listed, lr)
 
 
+class Following(torch.optim.SGD):
+    """Moves weights of its own at every third step."""
+
+    def __init__(self, params: Any, lr: float = 0.1) -> None:
+        params = list(params)
+        super().__init__(params, lr)
+        self.steps_made, self.slow = 0, [one.detach().clone() for one in params]
+
+    def step(self, closure: Any = None) -> None:
+        super().step()
+        self.steps_made += 1
+        if self.steps_made % 3 == 0:
+            for one in self.slow:
+                one.mul_(0.5).add_(1.0)
+
+
+class Drawing(torch.optim.SGD):
+    """Draws from a generator of its own."""
+
+    def __init__(self, params: Any, lr: float = 0.1) -> None:
+        super().__init__(params, lr)
+        self.generator = torch.Generator()
+
+    def step(self, closure: Any = None) -> None:
+        torch.rand(1, generator=self.generator)
+        super().step()
+
+
 @pytest.fixture(autouse=True)
 def _own_optimizers(monkeypatch: pytest.MonkeyPatch) -> None:
-    for kind in (Counting, Wrapping, Listing):
+    for kind in (Counting, Wrapping, Listing, Following, Drawing):
         monkeypatch.setattr(torch.optim, kind.__name__, kind, raising=False)
 
 
@@ -180,14 +208,15 @@ def test_a_run_whose_optimizer_no_checkpoint_holds_is_refused_before_it_begins(
 ) -> None:
     data = torch.zeros(20, 3), torch.zeros(20, dtype=torch.int64)
     rounds = Mechanism(Rounds(1.0, 2, Poisson(0.5)))
-    wrapped, listed = (
+    wrapped, listed, following, drawing = (
         Plan(rounds, 20, 1e-5, optimizer=Optimizer(f"torch.optim:{name}", 0.1, ()))
-        for name in ("Wrapping", "Listing")
+        for name in ("Wrapping", "Listing", "Following", "Drawing")
     )
     model = nn.Linear(3, 2)
     before = model.weight.clone()
-    with pytest.raises(TypeError, match="keeps 'inner'"):
-        train(model, data, wrapped, out=tmp_path / "run")
+    for plan, held in ((wrapped, "inner"), (following, "slow"), (drawing, "generator")):
+        with pytest.raises(TypeError, match=f"keeps '{held}'"):
+            train(model, data, plan, out=tmp_path / "run")
     assert torch.equal(model.weight, before) and not (tmp_path / "run").exists()
     train(model, data, wrapped)  # without a folder there is nothing to continue
     train(model, data, listed, out=tmp_path / "run")

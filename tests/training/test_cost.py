@@ -110,6 +110,35 @@ def test_what_an_example_takes_does_not_hang_on_the_micro_batch_asked(
         assert found.memory - found.program == pytest.approx(wanted, rel=0.15)
 
 
+class Numbered(nn.Module):
+    """Layers that are alike, taken by their numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(FEATURES, FEATURES) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for number in range(3):
+            x = self.layers[number](x)
+        return x
+
+
+@pytest.mark.slow
+def test_a_large_model_that_does_not_run_with_fewer_layers_is_tried_whole(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    whole = ft.cost(Numbered(), table(), planned(), micro_batch=2)
+    monkeypatch.setattr(costs, "LARGE", 0.0)
+    found = ft.cost(Numbered(), table(), planned(), micro_batch=2)
+    assert found.weights == pytest.approx(whole.weights, rel=0.15)
+
+
+def test_without_weights_it_is_told_how_to_take_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(costs, "LARGE", 0.0)
+    with pytest.raises(ValueError, match="repeated layers"):
+        ft.cost(Numbered().to("meta"), table(), planned(), micro_batch=2)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("place", ["here", "meta"])
 def test_a_large_model_is_counted_up_from_one_and_two_layers(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from torch import nn
 
 import forethought as ft
@@ -23,6 +24,8 @@ PLAN = ft.plan(examples=60, budget=ft.Budget(2.0, 1e-4), batch=20, rounds=2)
         ((X, Y + 5), 2, r"go from 5 to 6.*subtract 5"),
         ((X, 2 * Y), 2, r"go from 0 to 2.*give the model 3 outputs"),
         ((X.astype(int), Y), 2, r"whole numbers: give them as inputs\.float\(\)"),
+        ((X, Y[:, None]), 2, r"targets\.squeeze"),
+        (list(zip(X, Y[:, None], strict=True)), 2, r"targets\.squeeze"),
         ((X[:, :2], Y), 2, r"does not take one record of data, inputs of shape \(2,\)"),
         ((X, Y.astype(np.float32)), 2, r"for classes give whole numbers"),
         ((X, np.where(Y, np.nan, 1.0).astype(np.float32)), 1, "targets in data are not finite"),
@@ -33,6 +36,27 @@ def test_what_does_not_fit_is_said_before_anything_is_released(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         ft.train(nn.Linear(3, outputs), data, PLAN)
+
+
+class Adapted(nn.Module):
+    """A frozen layer of low precision with a trained one of full precision behind it."""
+
+    def __init__(self, last: torch.dtype) -> None:
+        super().__init__()
+        self.base = nn.Linear(3, 3).to(torch.bfloat16).requires_grad_(False)
+        self.last = nn.Linear(3, 2)
+        self.between = last
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.base(x).to(self.between))
+
+
+def test_inputs_have_the_precision_of_the_weights_that_they_meet() -> None:
+    for given in (X, torch.from_numpy(X).bfloat16()):
+        run = ft.train(Adapted(torch.float32), (given, Y), PLAN, test=(given[:5], 1 - Y[:5]))
+        assert run.accuracy is not None
+    with pytest.raises(ValueError, match="precision"):
+        ft.train(Adapted(torch.bfloat16), (X, Y), PLAN)
 
 
 def test_held_out_records_are_looked_at_too() -> None:

@@ -37,7 +37,8 @@ def test_sgd_and_adam_are_known() -> None:
     [
         (Optimizer("sdg"), "did you mean 'sgd'"),
         (Optimizer("lbfgs"), "without noise"),
-        (Optimizer("sparseadam"), "unknown optimizer"),  # noised sums are dense
+        (Optimizer("sparseadam"), "sparse gradients"),  # noised sums are dense
+        (Optimizer("torch.optim:SparseAdam"), "sparse gradients"),
         (Optimizer("sgd", 0.1, (("momentun", 0.9),)), "no option 'momentun'"),
         (Optimizer("nowhere:Thing"), "cannot be loaded"),
         (Optimizer("torch:Tensor", options=()), "not a subclass"),

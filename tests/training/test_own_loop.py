@@ -745,6 +745,7 @@ def test_optimizers_that_do_not_fit_are_refused() -> None:
         (torch.optim.SGD(stranger.parameters(), 0.1), ValueError, "not the model's"),
         (torch.optim.SGD(model[0].parameters(), 0.1), ValueError, "does not have 3.weight"),
         (torch.optim.LBFGS(model.parameters()), ValueError, "inside its step"),
+        (torch.optim.SparseAdam(model.parameters()), ValueError, "sparse gradients"),
         ("adam", TypeError, "one of torch's"),
     ]
     for optimizer, kind, words in cases:

@@ -30,6 +30,7 @@ from forethought.training.folder import (
     RunFolderExistsError,
 )
 from forethought.training.metrics import Event
+from forethought.training.own_loop import private
 from forethought.training.run import train
 from forethought.training.search import PhasedRun, train_until
 from forethought.values.mechanism import Budget, Mechanism, Poisson, Rounds
@@ -102,6 +103,17 @@ def test_phases_are_runs_one_after_another(plan: Plan) -> None:
     run = go(plan)
     assert len(run.phases) == 3
     assert torch.equal(run.model.weight, by_hand.weight)  # type: ignore[arg-type]
+
+
+def test_a_plan_above_its_own_budget_is_not_run(plan: Plan) -> None:
+    louder = plan.with_(budget=Budget(0.5, 1e-4))
+    for start in (
+        lambda: go(louder),
+        lambda: train(model(), data(), louder),
+        lambda: private(model(), None, data(), louder),
+    ):
+        with pytest.raises(ValueError, match="spends epsilon"):
+            start()
 
 
 def adaptive(plan: Plan, accuracy: float = 1.0, **options: Any) -> PhasedRun:

@@ -407,6 +407,9 @@ def test_batch_normalisation_is_refused_with_the_fix() -> None:
         ({"loss": "cross_entropy"}, TypeError, "loss must be"),
         ({"loss": nn.CrossEntropyLoss}, TypeError, "loss must be"),
         ({"loss": 0}, TypeError, "loss must be"),
+        ({"about": {"data": "Ward 3"}}, TypeError, "must be a"),
+        ({"ledger": "sqlite:///book.db"}, TypeError, "ledger is a"),
+        ({"ledger": ""}, TypeError, "ledger is a"),
         ({"seed": -1}, ValueError, "seed"),
         (
             {

@@ -320,14 +320,13 @@ def test_an_answer_to_a_held_out_record_is_about_it_alone(
     monkeypatch.setattr(metrics, "EVALUATION_BATCH", 16)
     reseed(3)
     made = kind()
-    weights = {name: p.detach() for name, p in made.named_parameters()}
     inputs, targets = data(1, 50)
     right = []
     for far in ([], [1e4], [1e4, -1e4]):
         rows = np.concatenate([np.full((len(far), 6), np.array(far)[:, None]), inputs])
         labels = np.concatenate([np.zeros(len(far), dtype=np.int64), targets])
         held = as_records((rows, labels), torch.float32, torch.device("cpu"))
-        share = metrics.share_alone(made, weights, nn.CrossEntropyLoss(reduction="none"), held)
+        share = metrics.share_alone(made, nn.CrossEntropyLoss(reduction="none"), held)
         right.append(round(share * len(held)))
     assert 0 < right[0] < 50
     assert all(later - earlier in (0, 1) for earlier, later in itertools.pairwise(right))
@@ -372,3 +371,19 @@ def test_planned_candidates_keep_the_budget() -> None:
     found = tune(model, data(), plans, trials=TRIALS, holdout=data(1), seed=1, noise_seed=1)
     assert 0.995 * budget.epsilon <= found.statement.epsilon.upper <= budget.epsilon
     assert found.statement.not_covered == ()
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [{"loss": 0}, {"progress": 5}, {"about": "Ward 3"}, {"ledger": "sqlite:///book.db"}],
+)
+def test_what_is_of_another_kind_is_refused_before_a_trial(odd: dict[str, Any]) -> None:
+    begun = []
+
+    def make() -> nn.Module:
+        begun.append(1)
+        return model()
+
+    with pytest.raises(TypeError, match=next(iter(odd))):
+        tune(make, data(), [plan()], trials=TRIALS, **odd)
+    assert not begun

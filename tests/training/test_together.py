@@ -65,6 +65,8 @@ def test_two_processes_end_where_one_does(tmp_path: Path, monkeypatch: pytest.Mo
 
 UNFIT = {
     "other data": "process 1 has another data",
+    "other average": "process 1 has another plan",
+    "other folder": "out= or resume=",
     "wrapped": ".module",
     "other sum": "another sum each",
 }

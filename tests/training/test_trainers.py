@@ -309,10 +309,15 @@ class Outer(nn.Module):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-def test_lightnings_accumulation_is_refused_and_a_fit_must_come_first() -> None:
-    trainer, _, inner = lightning_of(False, accumulate_grad_batches=2)
-    with pytest.raises(ValueError, match="private rounds"):
-        ft.private_trainer(trainer, planned(inner))
+def test_what_lightning_would_run_otherwise_is_refused_and_a_fit_must_come_first() -> None:
+    for name, given in {
+        "accumulate_grad_batches": 2,
+        "fast_dev_run": 1,
+        "overfit_batches": 1,
+    }.items():
+        trainer, _, inner = lightning_of(False, **{name: given})
+        with pytest.raises(ValueError, match=name):
+            ft.private_trainer(trainer, planned(inner))
     trainer, _, inner = lightning_of(False)
     with pytest.raises(RoundError, match="nothing was released"):
         ft.private_trainer(trainer, planned(inner)).finish()

@@ -37,6 +37,7 @@ from forethought.values.mechanism import (
     Shuffled,
 )
 from forethought.values.plan import Clip, Plan
+from forethought.values.use import Averaging
 
 EXAMPLES, ROUNDS = 120, 12
 
@@ -71,6 +72,14 @@ def data() -> tuple[np.ndarray, np.ndarray]:
 
 
 WHOLE = "every slice is the whole batch"
+
+
+def given(case: str, chosen: Plan, out: Path) -> dict[str, Any]:
+    """The plan and the run folder that a process is given, and whether it continues a run."""
+    if case == "other average":
+        chosen = chosen.with_(averaging=Averaging("tail"))
+    resume = (out / "checkpoint").exists()
+    return {"plan": chosen, "out": None if case == "other folder" else out, "resume": resume}
 
 
 def main(case: str, out: Path) -> None:
@@ -109,13 +118,11 @@ def main(case: str, out: Path) -> None:
     if case == "copies":
         inputs, held = inputs.reshape(-1, 1, 2, 3), (held[0].reshape(-1, 1, 2, 3), held[1])
         model = nn.Sequential(nn.Flatten(), model)
-    resume = (out / "checkpoint").exists()
     shown = replaying() if "REPLAY" in os.environ else nullcontext(Replay())
     try:
         with shown as seen:
-            run = train(
-                model, (inputs, targets), CASES[name], test=held, out=out, resume=resume, **options
-            )
+            options |= given(case if rank else "", CASES[name], out)
+            run = train(model, (inputs, targets), test=held, **options)
         found["replay"] = [seen.replayed, seen.refuted, seen.refusals]
     except Interrupted as error:
         found["interrupted"] = error.rounds

@@ -95,13 +95,8 @@ def _all_turns(part: Rounds) -> Rounds:
     return Rounds(noise, part.releases, FullBatch(), part.clipping, groups=groups)
 
 
-def _sampled(mechanism: Mechanism) -> str:
-    return "which records were in which batch" if amplified(mechanism) else ""
-
-
 def _theorems(mechanism: Mechanism, group: int) -> tuple[str, ...]:
-    names = [theorem(part, mechanism.adjacency, group) for part in mechanism]
-    return tuple(dict.fromkeys(names))
+    return tuple(dict.fromkeys(theorem(part, mechanism.adjacency, group) for part in mechanism))
 
 
 @dataclass(frozen=True)
@@ -130,7 +125,9 @@ class Accountant:
 
     covered: str
     rounds: str
-    hidden: Callable[[Mechanism], str] = _sampled
+    hidden: Callable[[Mechanism], str] = lambda mechanism: (
+        "which records were in which batch" if amplified(mechanism) else ""
+    )
     sees: str = f"{_EVERYTHING} and all other records"
     done: Callable[[Details], tuple[str, ...]] = lambda _details: ()
     details: tuple[str, ...] = ()

@@ -91,11 +91,11 @@ from scipy.special import gammaln
 
 from forethought.accounting import exact, renyi
 from forethought.accounting.dominating_pair import Array, gaussian_mu
-from forethought.accounting.interval import Interval, at_most, bisected
+from forethought.accounting.interval import Interval, at_most, reached
 from forethought.accounting.line_integral import Curve
 from forethought.accounting.renyi import RenyiCurve, canonne_epsilon, rdp
 from forethought.values.caveats import Caveat
-from forethought.values.checks import one_of, real, settle, whole
+from forethought.values.checks import one_of, real, reals, settle, whole
 from forethought.values.mechanism import (
     ADJACENCIES,
     Adjacency,
@@ -267,10 +267,14 @@ class Filter:
             )
         orders = () if cls is GaussianFilter else ("orders",)
         exact_keys("filter", state, {"schema", "epsilon", "delta", "adjacency", "spent", *orders})
-        budget = Budget(state["epsilon"], state["delta"])
-        made = cls(budget, state["adjacency"], *(state[name] for name in orders))
-        spent = state["spent"] if orders else [state["spent"]]
-        made._sums = tuple(real("spent", value, least=0) for value in spent)
+        return cls._charged(state, state["adjacency"])
+
+    @classmethod
+    def _charged(cls, values: Mapping[str, Any], adjacency: Adjacency) -> Self:
+        """The filter with the budget, the orders if it has some, and the sums of ``values``."""
+        orders = [values["orders"]] if "orders" in values else []
+        made = cls(Budget(values["epsilon"], values["delta"]), adjacency, *orders)
+        made._sums = reals("spent", values["spent"] if orders else [values["spent"]], least=0)
         if len(made._sums) != len(made.limits):
             raise ValueError(f"spent must be {len(made.limits)} numbers, not {len(made._sums)}")
         return made
@@ -377,8 +381,7 @@ class GaussianFilter(Filter):
 
 
 def _check(budget: Budget, adjacency: Adjacency) -> None:
-    if not isinstance(budget, Budget):
-        raise TypeError(f"budget must be a Budget(epsilon, delta), not {budget!r}")
+    exact.require_budget(budget)
     one_of("adjacency", adjacency, ADJACENCIES)
 
 
@@ -417,10 +420,8 @@ class NegativeBinomialTrials:
             middle = math.sqrt(low * high) if low < 0.1 * high else 0.5 * (low + high)
             if not low < middle < high:
                 break
-            if cls(middle, shape).mean >= wanted:
-                low = middle
-            else:
-                high = middle
+            more = cls(middle, shape).mean >= wanted
+            low, high = (middle, high) if more else (low, middle)
         return cls(low, shape)
 
     def probabilities(self, most: int) -> Array:
@@ -751,13 +752,10 @@ def matching_score_noise(candidates: Sequence[Mechanism], trials: Trials, delta:
     if math.isinf(target):
         return 0.0
 
-    def fits(noise: float) -> bool:
-        return search_epsilon([count_mechanism(noise, candidates[0])], trials, delta) <= target
+    def exceeds(noise: float) -> bool:
+        return search_epsilon([count_mechanism(noise, candidates[0])], trials, delta) > target
 
-    low, high = 0.0, 1.0
-    while not fits(high):
-        low, high = high, 2 * high
-    return bisected(lambda noise: not fits(noise), low, high, 1e-3)[1]
+    return reached(exceeds, 0.0, 1.0, relative=1e-3)[1]
 
 
 def selection_details(
@@ -875,26 +873,20 @@ def filter_interval(
         raise UnsupportedMechanismError(
             "a filter keeps its budget for one record: account with group=1"
         )
-    budget = Budget(details["epsilon"], details["delta"])
-    ledger: Filter
-    if "orders" in details:
-        ledger = RenyiFilter(budget, mechanism.adjacency, details["orders"])
-        stated = details["spent"]
-    else:
-        ledger, stated = GaussianFilter(budget, mechanism.adjacency), [details["spent"]]
+    kind: type[Filter] = RenyiFilter if "orders" in details else GaussianFilter
+    ledger = kind._charged(details, mechanism.adjacency)
+    budget, spent = ledger.budget, ledger.costs(mechanism)
     if delta < budget.delta:
         raise ValueError(
             f"the filter kept delta = {budget.delta:g}: nothing is proven at {delta:g}. Account at "
             f"{budget.delta:g} or more"
         )
-    if ledger.would_exceed(mechanism):
+    if not ledger._fits(spent):
         raise ValueError(
             f"the stated rounds do not fit into a filter of epsilon {budget.epsilon:g} at delta "
             f"{budget.delta:g}"
         )
-    charged = [real("spent", value, least=0) for value in stated]
-    spent = ledger.costs(mechanism)
-    if len(charged) != len(spent) or not np.allclose(charged, spent, rtol=_SAME, atol=0):
+    if not np.allclose(ledger._sums, spent, rtol=_SAME, atol=0):
         raise ValueError("the filter was charged for other rounds than the stated ones")
     return Interval(0.0, budget.epsilon)
 

@@ -42,7 +42,14 @@ from forethought.accounting.discrete_ratio import DiscreteRatio, Epoch
 from forethought.accounting.dominating_pair import Array, Pair
 from forethought.accounting.interval import Interval
 from forethought.accounting.line_integral import Composition, Search
-from forethought.accounting.theorems import GroupHits, group_hits, merged, parts, uncorrelated
+from forethought.accounting.theorems import (
+    GroupHits,
+    group_hits,
+    merged,
+    parts,
+    uncorrelated,
+    whole_epochs,
+)
 from forethought.accounting.tradeoff import tradeoff
 from forethought.values.mechanism import (
     Adjacency,
@@ -274,8 +281,11 @@ def _on_a_line(
         return
     sampling, sigma = part.sampling, part.noise_multiplier
     if isinstance(sampling, RandomAllocation | Shuffled):
-        if group == 1:
-            yield from _epochs(part, adjacency, others)
+        for piece in whole_epochs(part):
+            if piece.sampling is not sampling:  # one round of an epoch, by itself
+                yield from _on_a_line(piece, adjacency, group, others)
+            elif group == 1:
+                yield _epoch(piece, adjacency, others)
         return
     # The attack on several parts is that on their sum, for the same reason.
     known = isinstance(sampling, Poisson | CyclicPoisson | WithoutReplacement | FullBatch)
@@ -427,24 +437,16 @@ def _in_cells(one: Mix, other: Mix) -> DiscreteRatio:
     return DiscreteRatio(np.log(p / q), p, q, _DOUBT, 0.0, 0.0)
 
 
-def _epochs(
-    part: Rounds, adjacency: Adjacency, others: str
-) -> Iterator[tuple[Pair | Epoch | DiscreteRatio, int]]:
-    """The laws of epochs in which one record is in one round, each equally likely."""
+def _epoch(part: Rounds, adjacency: Adjacency, others: str) -> tuple[Pair | Epoch, int]:
+    """The law of an epoch, or of a begun one, in which one record is in one round; and how many."""
     sampling = part.sampling
     assert isinstance(sampling, RandomAllocation | Shuffled)
     grouped = part.clipping == "group"
+    length, far, rounds = sampling.rounds_per_epoch, grouped, sampling.rounds_per_epoch
     if isinstance(sampling, Shuffled):
         length = sampling.examples // sampling.batch
-        rounds = length + (1 if sampling.examples % sampling.batch else 0)
         far = _filled(part, 1) if grouped else adjacency == "replace-one"
-    else:
-        length = rounds = sampling.rounds
-        far = grouped
     move = 2.0 if far and others == OPPOSITE else 1.0
     distance = move / part.noise_multiplier
-    whole, rest = divmod(part.count, sampling.rounds_per_epoch)
-    for used, count in ((length, whole), (min(rest, length), 1)):
-        if used and count:
-            one = Pair(((distance, 1.0),))
-            yield (one if rounds == 1 else Epoch(distance, rounds, used)), count
+    used, count = min(part.count, length), max(1, part.count // rounds)
+    return Pair(((distance, 1.0),)) if rounds == 1 else Epoch(distance, rounds, used), count

@@ -386,12 +386,7 @@ def disclosed_ratios(
     still = 0.0
     for r, weight in disclosed.hits:
         share = weight / hit
-        ahead = _Side(
-            disclosed.missed,
-            hit,
-            2 * r if disclosed.blanked else r,
-            r if disclosed.blanked else 0.0,
-        )
+        ahead = _Side(disclosed.missed, hit, *((2 * r, r) if disclosed.blanked else (r, 0.0)))
         behind = _Side(disclosed.missed, hit, r, 0.0)
         for side, sign in ((ahead, 1.0), (behind, -1.0)):
             coarse = fineness * (1 + min(3.0, -math.log10(max(share, 1e-300)) / 4))
@@ -540,11 +535,6 @@ class _Points(NamedTuple):
         beyond = None if self.beyond is None else self.beyond[low:high]
         return _Points(self.first + low, self.mass[low:high], beyond)
 
-    def times(self, factor: float) -> _Points:
-        """All masses times ``factor``."""
-        beyond = None if self.beyond is None else factor * self.beyond
-        return self._replace(mass=factor * self.mass, beyond=beyond)
-
     def wider(self) -> _Points:
         """The masses on the lattice twice as wide: those of odd points are spread or gathered."""
         lead = self.first % 2
@@ -666,7 +656,7 @@ class _Sum(NamedTuple):
                 x.plus(y) for x, y in ((one, two), (one, theirs)) if x is not None and y is not None
             ]
             if same:
-                products = products[:1] + [x.times(2.0) for x in products[1:]]
+                products = products[:1] + [x.joined(x) for x in products[1:]]
             elif mine is not None and two is not None:
                 products.append(mine.plus(two))
             for product in products:

@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import bdtrc, log_ndtr, ndtr, ndtri
 
-from forethought.accounting.interval import bisected
+from forethought.accounting.interval import reached
 from forethought.values.checks import real
 
 Array = NDArray[np.float64]
@@ -102,12 +102,12 @@ class Mixture:
         density = self.idle + w * (1 + rise)
         deep = excess < -0.5
         log = np.where(deep, np.log(density), near)
-        far = e > 30
+        far, rest = e > 30, self.idle / w * np.exp(-e)
         if far.any():
             # log(idle + w e^e) with e large.
-            log = np.where(far, np.log(w) + e + np.log1p(self.idle / w * np.exp(-e)), log)
-        share = np.where(far, 1.0, w * (1 + rise) / np.where(far, 1.0, density))
-        mean = c * share
+            log = np.where(far, np.log(w) + e + np.log1p(rest), log)
+        # The error bounds of integrals need the mean with full relative accuracy, however small.
+        mean = c / (1 + rest)
         off = np.where(far, 1.0, np.abs(excess) / np.where(far, 1.0, density))
         rounding = 4 * (mean * (np.abs(z) + c) + off + np.abs(log))
         return Values(log, mean, rounding)
@@ -260,10 +260,7 @@ def gaussian_mu(epsilon: float, delta: float) -> float:
     def meets(mu: float) -> bool:
         return bool(gaussian_delta_above(eps, mu) <= target)
 
-    high = 1.0
-    while meets(high):
-        high *= 2
-    return math.nextafter(bisected(meets, 0.0, high)[1], 0.0)
+    return math.nextafter(reached(meets, 0.0, 1.0)[1], 0.0)
 
 
 # Above this distance the closed form loses all digits by cancellation; tail bounds are used then.
@@ -337,14 +334,11 @@ def inverted(profile: Callable[[float, int], float], delta: float) -> Bounds:
 
     def smallest(end: int) -> tuple[float, float]:
         # The profile decreases in ε, up to rounding.
-        low, high = 0.0, 1.0
         if profile(0.0, end) <= delta:
             return 0.0, 0.0
-        while profile(high, end) > delta:
-            low, high = high, 2 * high
-            if math.isinf(high):
-                return (low, high)
-        return bisected(lambda level: profile(level, end) > delta, low, high, 1e-13, 80)
+        return reached(
+            lambda level: profile(level, end) > delta, 0.0, 1.0, relative=1e-13, steps=80
+        )
 
     return Bounds(smallest(0)[0], smallest(1)[1])
 

@@ -63,6 +63,7 @@ from forethought.accounting.line_integral import (
     Least,
     Profile,
     Search,
+    exp_or_inf,
 )
 from forethought.accounting.theorems import parts, unsampled_distance
 from forethought.values.checks import real, whole
@@ -91,7 +92,7 @@ _CHAIN_ROUNDING = 1e-10
 def single_changes(mechanism: Mechanism, group: int) -> tuple[Mechanism, int] | None:
     """The mechanism under single changes, and the number of changes; None if no chain is used."""
     allocated = [
-        isinstance(part.sampling, RandomAllocation) and part.sampling.rounds > 1
+        isinstance(part.sampling, RandomAllocation) and min(part.sampling.rounds, part.count) > 1
         for part in mechanism
     ]
     exchanged = mechanism.adjacency == "replace-one"
@@ -183,8 +184,10 @@ class Chained:
         for proven, turns in self._ways:
             # Equal levels for all changes give a closed bound, without a grid.
             level = epsilon / (self._group * len(turns))
+            # A factor that leaves the range of a double counts as ∞ in an upper bound.
+            factor = exp_or_inf if end else lambda exponent: math.exp(min(exponent, 700.0))
             each = (
-                math.exp(min(place * self._group * level + log_growth(level, self._group), 700.0))
+                factor(place * self._group * level + log_growth(level, self._group))
                 * pair[end].delta(level)
                 for place, pair in enumerate(turns)
             )
@@ -476,7 +479,7 @@ def epsilon(
     Interval(lower=2.2097..., upper=2.2111...)
     """
     group, accuracy = _arguments(mechanism, group, accuracy)
-    return _answer(mechanism, group, accuracy, Asked(real("delta", delta, above=0, below=1)))
+    return enclose(mechanism, group, accuracy, Asked(real("delta", delta, above=0, below=1)))
 
 
 def delta(
@@ -499,7 +502,7 @@ def delta(
     """
     group, accuracy = _arguments(mechanism, group, accuracy)
     asked = Asked(epsilon=real("epsilon", epsilon, least=0))
-    return _answer(mechanism, group, accuracy, asked)
+    return enclose(mechanism, group, accuracy, asked)
 
 
 def epsilon_curve(
@@ -527,7 +530,7 @@ def epsilon_curve(
     group, accuracy = _arguments(mechanism, group, accuracy)
     asked = Asked(real("delta", delta, above=0, below=1))
     return [
-        _answer(mechanism.first(n), group, accuracy, asked) if n else Interval(0.0, 0.0)
+        enclose(mechanism.first(n), group, accuracy, asked) if n else Interval(0.0, 0.0)
         for n in (whole("rounds", n, least=0) for n in rounds)
     ]
 
@@ -608,11 +611,10 @@ def privacy_loss(
         [Least([way[end][min(d, len(way[end]) - 1)] for way in known]) for d in range(directions)]
         for end in (0, 1)
     )
+    ends = (zip(way, way[::-1], strict=True) for way in (below, above))
     return [
         (Curve(*low, above=False), Curve(*high, above=True))
-        for low, high in zip(
-            zip(below, below[::-1], strict=True), zip(above, above[::-1], strict=True), strict=True
-        )
+        for low, high in zip(*ends, strict=True)
     ]
 
 
@@ -648,10 +650,6 @@ def _arguments(mechanism: Mechanism, group: int, accuracy: float) -> tuple[int, 
 
 
 @lru_cache(maxsize=8192)
-def _answer(mechanism: Mechanism, group: int, accuracy: float, asked: Asked) -> Interval:
-    return enclose(mechanism, group, accuracy, asked)
-
-
 def enclose(mechanism: Mechanism, group: int, accuracy: float, asked: Asked) -> Interval:
     """The requested interval, with a reason if it is wide."""
     found = _at_once(mechanism, group, accuracy, asked)
@@ -875,13 +873,14 @@ def calibrate(
     >>> round(sigma, 2)
     3.73
     """
-    if not isinstance(budget, Budget):
-        raise TypeError(f"budget must be a Budget, not {type(budget).__name__}")
+    require_budget(budget)
     tolerance = real("tolerance", tolerance, above=0, most=0.1)
     low = real("bracket's low end", bracket[0], least=0)
     high = real("bracket's high end", bracket[1], above=low)
     if integer:
         low, high = float(math.ceil(low)), float(math.floor(high))
+        if low > high:
+            raise ValueError(f"the bracket {bracket} holds no whole number: widen it")
 
     def spent(value: float) -> float:
         # The accuracy is that of a Statement: by a sharper bound, a mechanism could meet the budget
@@ -896,6 +895,12 @@ def calibrate(
     if warn:
         warn_if_wide(epsilon(make_mechanism(found), budget.delta, group))
     return found
+
+
+def require_budget(budget: object) -> None:
+    """Raise a TypeError if ``budget`` is not a Budget."""
+    if not isinstance(budget, Budget):
+        raise TypeError(f"budget must be a Budget(epsilon, delta), not {budget!r}")
 
 
 def _searched(
@@ -1029,11 +1034,13 @@ def noise_multiplier(
 
     Raises:
         UnsupportedMechanismError: no theorem is known for the combination.
+        TypeError: ``budget`` is not a Budget.
         ValueError: no noise multiplier up to 1e9 meets the budget, or already one below 1e-3 does.
 
     Warns:
         UserWarning: the interval of ε at the result is wider than usual; the message says why.
     """
+    require_budget(budget)
 
     def make(sigma: float) -> Mechanism:
         release = Rounds(sigma, rounds, sampling, clipping)

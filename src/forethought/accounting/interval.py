@@ -70,6 +70,23 @@ def bisected(
     return low, high
 
 
+def reached(
+    below: Callable[[float], bool], low: float, high: float, most: float = math.inf, **fine: Any
+) -> tuple[float, float]:
+    """:func:`bisected`, after ``high`` was doubled while ``below`` is true there.
+
+    Args:
+        below, low, high: as of :func:`bisected`, but ``below`` may be true at ``high``.
+        most: where doubling ends; if ``below`` is true there, the result is (``most``, ∞).
+        fine: ``relative`` and ``steps`` of :func:`bisected`.
+    """
+    while below(high):
+        low, high = high, min(most, 2 * high)
+        if low == high or math.isinf(high):
+            return low, math.inf
+    return bisected(below, low, high, **fine)
+
+
 def warn_if_hollow(delta: float, examples: int | None, group: int = 1) -> None:
     """Warn of a guarantee with little meaning: a large δ, or a group larger than the data.
 

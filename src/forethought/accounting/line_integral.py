@@ -60,6 +60,11 @@ def log_peak(tilt: float) -> float:
     return tilt * math.log(tilt / (tilt + 1)) - math.log1p(tilt) if tilt > 0 else 0.0
 
 
+def exp_or_inf(exponent: float) -> float:
+    """e^``exponent``, and ∞ beyond the range of a double: a charge is never taken too small."""
+    return math.exp(exponent) if exponent < 709 else math.inf
+
+
 class Integral:
     """Bounds on δ(ε) of one measure from its transform along a line.
 
@@ -110,7 +115,7 @@ class Integral:
         # Rounding of the kernels and of the sum, in addition to the transform's error.
         units = 32 + t.size + 2 * np.abs(line.phase) + tau * tau * (t * t + (c + 1) * (c + t))
         wrong = grown + size * (EPS * units)
-        peak = math.exp(min(line.doubt[0], 50.0))
+        peak = exp_or_inf(float(line.doubt[0]))
         self._wrong = (
             float((np.abs(below) * wrong).sum()) + tail_below * peak,
             float((np.abs(above) * wrong).sum()) + tail * peak,
@@ -140,11 +145,11 @@ class Integral:
         value -= abs(value) * unit
         width = 2 * math.pi / self.step
         left = -self.tilt * width
-        aliased = math.exp(min(left - math.log(-math.expm1(left)) - scale, 700.0))
+        aliased = exp_or_inf(left - math.log(-math.expm1(left)) - scale)
         rate = -(self.beyond - self.tilt) * width
         right = self.log_moment + log_peak(self.beyond) - self.beyond * epsilon
         right += rate - math.log(-math.expm1(rate))
-        aliased += math.exp(min(right - scale, 700.0))
+        aliased += exp_or_inf(right - scale)
         return scale, value - aliased * (1 + 1e-9)
 
 
@@ -193,7 +198,8 @@ class Charged(NamedTuple):
         scale, low = self.integral.bound(epsilon + shift, 0)
         lower = scale + math.log(low) - shift if 0 < low < math.inf else -math.inf
         gain = disclosed * math.exp(-shift)
-        gain -= math.exp(min(epsilon + shift, 700.0)) * undisclosed
+        # The mass of Q beyond the cut may have underflowed.
+        gain -= exp_or_inf(epsilon + shift) * (undisclosed + sys.float_info.min)
         if gain > 0:
             # Add the event that some round's loss is beyond the cut; the integral lacks it.
             lower = float(np.logaddexp(lower, math.log(gain)))
@@ -470,15 +476,13 @@ class Composition:
         above = self.lost + self.cut_off
         return ErrorCharges(self.shift, above, self.disclosed, self.undisclosed, self.lost_below)
 
-    def chernoff(self, epsilon: float, tilt: float | None = None) -> float:
+    def chernoff(self, epsilon: float, tilt: float) -> float:
         """A proven upper bound on log δ(``epsilon``), not tight; 0 if none is known.
 
         Args:
-            tilt: the tilt at which the bound is least, if known.
+            tilt: any tilt above 0; the bound is least at one place of it.
         """
         at = max(0.0, epsilon - self.shift)
-        if tilt is None:
-            tilt = self.locate(epsilon=at, rough=True).tilt
         try:
             moment = self._moment_above(tilt)
         except transform.UnresolvedError:

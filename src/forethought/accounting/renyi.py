@@ -19,7 +19,7 @@ from scipy.special import gammaln, logsumexp
 from forethought.accounting.dominating_pair import Array
 from forethought.accounting.interval import bisected
 from forethought.accounting.theorems import all_uncorrelated
-from forethought.values.checks import real, settle
+from forethought.values.checks import real, reals, settle
 from forethought.values.mechanism import (
     SAMPLINGS,
     Adjacency,
@@ -58,7 +58,7 @@ class RenyiCurve:
     values: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        orders = tuple(real("order", order, above=1) for order in self.orders)
+        orders = reals("order", self.orders, above=1)
         values = tuple(float(value) for value in self.values)
         if not orders or len(orders) != len(values):
             raise ValueError(
@@ -210,8 +210,9 @@ def _log_weight(z: Array, sigma: float, step: float) -> Array:
 def _log_convexity_gap(rate: float, tilt: Array, order: float) -> Array:
     """ln((1 + u)^α − 1 − αu), u = q(e^x − 1): its mean is A_α − 1, and it is never negative."""
     with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
-        u = rate * np.expm1(np.minimum(tilt, 600.0))
-        log_ratio = np.where(tilt < 500, np.log1p(u), math.log(rate) + tilt)
+        large = math.log(rate) + tilt  # log u, up to rounding
+        u = np.where(tilt < 500, rate * np.expm1(np.minimum(tilt, 500.0)), np.exp(large))
+        log_ratio = np.where((tilt < 500) | (large < 30), np.log1p(u), large)
         power = order * log_ratio
         direct = np.log(np.expm1(np.minimum(power, 300.0)) - order * u)
         # For a large power, (1 + u)^α is an upper bound that is exact up to rounding.
@@ -219,7 +220,7 @@ def _log_convexity_gap(rate: float, tilt: Array, order: float) -> Array:
         # Near u = 0 the direct form cancels; the Taylor series does not.
         series = 1 + (order - 2) * u / 3 * (1 + (order - 3) * u / 4 * (1 + (order - 4) * u / 5))
         small = math.log(order * (order - 1) / 2) + 2 * np.log(np.abs(u)) + np.log(series)
-    return np.asarray(np.where(np.abs(order * u) < 1e-3, small, gap))
+        return np.asarray(np.where(np.abs(order * u) < 1e-3, small, gap))
 
 
 def exchange_rdp(rate: float, noise: float, orders: Sequence[float]) -> RenyiCurve:
@@ -295,7 +296,7 @@ def rdp(mechanism: Mechanism, orders: Sequence[float] = ORDERS) -> RenyiCurve:
         UnsupportedMechanismError: no Rényi curve is known for a part.
         ValueError: an order is at or below 1.
     """
-    grid = tuple(real("order", order, above=1) for order in orders)
+    grid = reals("order", orders, above=1)
     total = RenyiCurve(grid, (0.0,) * len(grid))
     for part in all_uncorrelated(mechanism):
         total = total + _release(part, mechanism.adjacency, grid).times(part.releases)

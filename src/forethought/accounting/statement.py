@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from forethought import __version__
-from forethought.accounting.accountants import ACCOUNTANTS, EXACT, Accountant, amplified
+from forethought.accounting.accountants import ACCOUNTANTS, EXACT, NETWORK, Accountant, amplified
 from forethought.accounting.attack_bounds import Attained, attained_of, bounded
 from forethought.accounting.exact import why_wide
 from forethought.accounting.interval import Interval, at_least, at_most
@@ -38,7 +38,7 @@ from forethought.values.mechanism import (
     Rounds,
     Sampling,
 )
-from forethought.values.plan import NAMES, Releases, together
+from forethought.values.plan import NAMES, Releases, Transcript, together
 from forethought.values.serialisation import build, digest, exact_keys, parse, plain, write_text
 from forethought.values.signing import Signature
 
@@ -717,7 +717,8 @@ def account(
         group: number of records that are protected together; default: the plan's records per
             person, or 1.
         records_per_person: another name for ``group``.
-        released: account only for this number of first rounds, as for a run that stopped early.
+        released: account only for this number of first rounds, as for a run that stopped early;
+            the caveat "ended-early" has the ε of all rounds, in case results decided that.
         seeded: short for ``randomness=Randomness(seeded_noise=True)``.
         not_covered: uses of private data outside the mechanism besides those of the plan, and any
             other :class:`~forethought.values.caveats.Caveat`, assumptions included.
@@ -765,6 +766,7 @@ def account(
         chosen = choice(plan_or_mechanism.hyperparameters)
         named = (*caveats_of(plan_or_mechanism), *named)
         randomness = replace(randomness, grid=plan_or_mechanism.noise == "grid")
+    planned = mechanism
     if released is not None:
         mechanism = mechanism.first(released)
     delta = real("delta", delta, above=0, below=1)
@@ -772,6 +774,8 @@ def account(
     chosen_way = {"kind": EXACT} if accountant is None else accountant
     registered(chosen_way)
     accountant = suited(chosen_way, randomness)
+    if len(mechanism) < len(planned):
+        named = (*named, ended_early(len(mechanism), planned, delta, group, accountant))
     epsilon, attack = bounded(ACCOUNTANTS[accountant["kind"]], mechanism, delta, group, accountant)
     return Statement(
         mechanism=mechanism,
@@ -788,6 +792,36 @@ def account(
         plan=plan,
         attained=attained_of(ACCOUNTANTS[accountant["kind"]], mechanism, delta, group, epsilon),
     )
+
+
+# The caveat of a run that released fewer rounds than planned, and accounts for these alone.
+ENDED = "ended-early"
+
+
+def ended_early(
+    released: int, planned: Mechanism, delta: float, group: int, accountant: Mapping[str, Any]
+) -> Caveat:
+    """The caveat that only ``released`` rounds were released, with the ε of all planned ones.
+
+    The attacker is the accountant's. The words name δ and the group, and are true of any of them.
+    """
+    if accountant["kind"] == NETWORK:
+        # Its gains are those of the released rounds. Neighbours see what any observer is sent.
+        accountant = {"kind": EXACT}
+    whole = ACCOUNTANTS[accountant["kind"]].interval(planned, delta, group, accountant).upper
+    return _ended(released, len(planned), whole, delta, group)
+
+
+def _ended(released: int, planned: int, epsilon: float, delta: float, group: int) -> Caveat:
+    who = "one record" if group == 1 else f"{group} records together"
+    at = f"at delta {at_most(delta, '.6g')} for {who} ({released:,} were released)"
+    return Caveat(ENDED, f"epsilon {at_most(epsilon)} of all {planned:,} {at}")
+
+
+def whole_epsilon(early: Caveat) -> float:
+    """The ε of all planned rounds that a caveat "ended-early" has. Raises ValueError: none."""
+    _, epsilon, *_ = early.detail.split()
+    return float(epsilon)
 
 
 def registered(accountant: Mapping[str, Any]) -> Accountant:
@@ -941,7 +975,7 @@ def _sampling_schema(kind: type[Sampling]) -> dict[str, Any]:
 # ---- in words
 
 _PROTECTED = {
-    "add-or-remove": "the presence of {0} in the training data",
+    "add-or-remove": "the presence of {0} in {2}",
     "zero-out": "{0}, against the same data with {1} blanked out",
     "replace-one": "{0}, against the same data with {1} replaced by any other",
 }
@@ -956,6 +990,8 @@ _MOST_PARTS = 20
 
 def records(statement: Statement) -> str:
     """The protected unit: "one record", "one person" or "any 3 records together"."""
+    if _of_all_rows(statement):
+        return "one person"
     one = unit(statement)
     return f"one {one}" if statement.group == 1 else f"any {statement.group} {one}s together"
 
@@ -970,18 +1006,32 @@ def of_persons(statement: Statement) -> bool:
     return any(one.code == "persons" for one in statement.caveats)
 
 
+def _of_statistics(statement: Statement) -> bool:
+    return any(one.code == "statistics" for one in statement.caveats)
+
+
+def _of_all_rows(statement: Statement) -> bool:
+    """True of statistics of which all records of one person are protected together."""
+    persons = Caveat("rows-of-persons", f"{statement.group}")
+    return _of_statistics(statement) and persons in statement.caveats
+
+
 def protected(statement: Statement) -> str:
     """The neighbouring relation in words, with a note on persons who have several records."""
-    one = statement.group == 1
-    who = f"any {records(statement)}" if one else records(statement)
-    that = f"that {unit(statement)}" if one else "these"
-    more = (
-        "All that a person has in the data counts as one, however many records it is"
-        if of_persons(statement)
-        else "If one person has several records in the data, ask for the statement for as many "
-        f"together: this one is about {records(statement)}"
-    )
-    return f"{_PROTECTED[statement.adjacency].format(who, that)}. {more}"
+    who, that = records(statement), "these"
+    if who.startswith("one "):
+        who, that = f"any {who}", who.replace("one", "that", 1)
+    if of_persons(statement):
+        more = "All that a person has in the data counts as one, however many records it is"
+    elif _of_all_rows(statement):
+        more = f"At most {statement.group} records in the data are one person's: they count as one"
+    else:
+        more = (
+            "If one person has several records in the data, ask for the statement for as many "
+            f"together: this one is about {records(statement)}"
+        )
+    data = "the data" if _of_statistics(statement) else "the training data"
+    return f"{_PROTECTED[statement.adjacency].format(who, that, data)}. {more}"
 
 
 def sought(statement: Statement) -> str:
@@ -989,7 +1039,8 @@ def sought(statement: Statement) -> str:
     if statement.adjacency == "add-or-remove":
         return f"whether {records(statement)} was used"
     # With these, whether there is such a record is not protected.
-    return f"what {records(statement)} {'says' if statement.group == 1 else 'say'}"
+    who = records(statement)
+    return f"what {who} {'says' if who.startswith('one ') else 'say'}"
 
 
 def _sentences(statement: Statement, listed: str) -> tuple[str, str, str]:
@@ -997,7 +1048,7 @@ def _sentences(statement: Statement, listed: str) -> tuple[str, str, str]:
         return _not_private(statement)
     who = records(statement)
     what = "This model is" if statement.releases else "A model from these rounds would be"
-    if any(one.code == "statistics" for one in statement.caveats):
+    if _of_statistics(statement):
         what = "These statistics are" if statement.releases else "These statistics would be"
     first = (
         f"{what} ({at_most(statement.epsilon.upper)}, {at_most(statement.delta, '.3g')})-"
@@ -1239,6 +1290,9 @@ def disjoint(statements: Mapping[str, Statement]) -> Statement:
     distinct = {
         (one.mechanism, str(one.accountant), one.randomness): one for one in statements.values()
     }
+    # If results ended their parts, the largest ε of all planned rounds holds for everybody.
+    ended = [note for one in statements.values() for note in one.caveats if note.code == ENDED]
+    ended = sorted(ended, key=whole_epsilon)[-1:]
     found = [
         account(
             one.mechanism,
@@ -1246,10 +1300,7 @@ def disjoint(statements: Mapping[str, Statement]) -> Statement:
             group=one.group,
             accountant=one.accountant,
             randomness=one.randomness,
-            not_covered=(
-                *(note for note in one.caveats if note.role == "not-covered"),
-                Caveat("disjoint-holders", names),
-            ),
+            not_covered=(*one.not_covered, *ended, Caveat("disjoint-holders", names)),
         )
         for one in distinct.values()
     ]
@@ -1261,15 +1312,17 @@ def shared(
     holders: int,
     delta: float,
     *,
+    transcripts: Sequence[Transcript] | None = None,
     randomness: Randomness | None = None,
     not_covered: Iterable[Caveat | str] = (),
 ) -> Statement:
     """The statement for persons whose records are held by up to ``holders`` holders.
 
     Args:
-        mechanisms: the mechanism of each holder.
+        mechanisms: the mechanism of each holder, all that it may release.
         holders: at least 1; a number above the number of mechanisms counts as all.
         delta: in (0, 1).
+        transcripts: what each holder released; None: all that it may.
         randomness, not_covered: as in :func:`account`.
 
     Returns:
@@ -1278,6 +1331,10 @@ def shared(
     Raises:
         StatementError: no mechanism, or different adjacencies.
     """
+    planned = mechanisms
+    if transcripts is not None:
+        each = zip(planned, transcripts, strict=True)
+        mechanisms = [done.mechanism(own.adjacency) for own, done in each if len(done)]
     adjacencies = {mechanism.adjacency for mechanism in mechanisms}
     if len(adjacencies) != 1:
         raise StatementError(
@@ -1286,6 +1343,10 @@ def shared(
     whole("holders", holders)
     detail = f"up to {holders} of {len(mechanisms)} holders"
     notes = (Caveat("several-holders", detail), *not_covered)
+    done, most = (sum(map(len, some)) for some in (mechanisms, planned))
+    if done < most:
+        whole_run = shared(planned, holders, delta, randomness=randomness).epsilon.upper
+        notes = (*notes, _ended(done, most, whole_run, delta, 1))
     found = [
         account(reduce(add, choice), delta, not_covered=notes, randomness=randomness)
         for choice in _choices(mechanisms, min(holders, len(mechanisms)))

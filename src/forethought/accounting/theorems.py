@@ -59,10 +59,12 @@ from forethought.values.mechanism import (
     FullBatch,
     Hypergeometric,
     Mechanism,
+    Poisson,
     RandomAllocation,
     Rounds,
     Shuffled,
     UnsupportedMechanismError,
+    WithoutReplacement,
 )
 from forethought.values.strategies import Strategy
 
@@ -136,15 +138,18 @@ def uncorrelated(rounds: Rounds, group: int = 1) -> Rounds:
 
 
 def all_uncorrelated(mechanism: Mechanism, group: int = 1) -> Mechanism:
-    """The mechanism with :func:`uncorrelated` parts; the same object if none is correlated."""
-    if not any(isinstance(part, Correlated) for part in mechanism):
-        return mechanism
+    """The mechanism with :func:`uncorrelated` parts."""
     parts: Iterable[Rounds] = (uncorrelated(part, group) for part in mechanism)
     return Mechanism(*parts, adjacency=mechanism.adjacency)
 
 
 def _over(sigma: float, size: float) -> float:
-    return sigma / size * (1 - 4 * EPS)
+    share = sigma / size * (1 - 4 * EPS)
+    if not share > 0:
+        raise UnsupportedMechanismError(
+            f"the strategy's coefficients are too large for noise multiplier {sigma:g}: lower them"
+        )
+    return share
 
 
 # Numbers of hits with a probability below this are left out; their mass is charged.
@@ -337,7 +342,7 @@ def _shuffled(rounds: Rounds, adjacency: Adjacency, group: int) -> Part:
     assert isinstance(rounds.sampling, Shuffled)
     sampling = rounds.sampling
     left = sampling.examples - rounds.count * sampling.batch
-    if rounds.count >= sampling.rounds_per_epoch or left <= 0 or group > 1:
+    if left <= 0 or group > 1:
         return _gaussian(rounds, adjacency, group)
     seen, missed = 1 - left / sampling.examples, left / sampling.examples
     distance = rounds.reach(adjacency, 1) / rounds.noise_multiplier
@@ -464,7 +469,7 @@ def theorem(rounds: Rounds, adjacency: Adjacency, group: int = 1) -> str:
         UnsupportedMechanismError: no theorem is known.
     """
     plain = uncorrelated(rounds, group)
-    cell = _cell(plain, adjacency)
+    cell = _cell(_by_itself(plain), adjacency)
     name = cell.theorem if group == 1 else cell.group_theorem
     if group > 1 and rounds.groups is not None:
         name += _FEW_GROUPS
@@ -489,7 +494,7 @@ def parts(mechanism: Mechanism, group: int = 1) -> dict[Pair | Epoch | Disclosed
     plain = all_uncorrelated(mechanism, group)
     return merged(
         _cell(rounds, mechanism.adjacency).part(rounds, mechanism.adjacency, group)
-        for rounds in chain.from_iterable(map(_whole_epochs, plain))
+        for rounds in chain.from_iterable(map(whole_epochs, plain))
     )
 
 
@@ -508,14 +513,32 @@ def merged(found: Iterable[tuple[_Kind, int]]) -> dict[_Kind | Pair, int]:
     return counts
 
 
-def _whole_epochs(rounds: Rounds) -> tuple[Rounds, ...]:
+def whole_epochs(rounds: Rounds) -> tuple[Rounds, ...]:
     """Rounds split into whole epochs and the rounds of an incomplete last epoch."""
     if not rounds.sampling.redealt:
         return (rounds,)
     length = rounds.sampling.rounds_per_epoch
     whole, rest = divmod(rounds.count, length)
     counts = (whole * length, rest)
-    return tuple(replace(rounds, count=count) for count in counts if count)
+    return tuple(_by_itself(replace(rounds, count=count)) for count in counts if count)
+
+
+def _by_itself(rounds: Rounds) -> Rounds:
+    """Rounds with the theorems of a simpler sampling, if they are the only one of a longer epoch.
+
+    The first of t rounds of random allocation holds each record with probability 1/t, independently
+    of all others: it is a Poisson round. The first batch of a permutation is a uniform subset: it
+    is a round without replacement. From the same data come sums of the same law, so what is proven
+    of one is proven of the other, for every adjacency and group. The rounding of 1/t ≤ 1/2 is
+    within that of the weights (:func:`binomial`).
+    """
+    sampling = rounds.sampling
+    if rounds.count == 1 < sampling.rounds_per_epoch:
+        if isinstance(sampling, RandomAllocation):
+            return replace(rounds, sampling=Poisson(sampling.rate))
+        if isinstance(sampling, Shuffled):
+            return replace(rounds, sampling=WithoutReplacement(sampling.batch, sampling.examples))
+    return rounds
 
 
 def unsampled_distance(mechanism: Mechanism, group: int = 1) -> float:

@@ -33,7 +33,7 @@ from scipy.special import ndtr, ndtri
 from forethought.accounting import exact
 from forethought.accounting.dominating_pair import Array, Pair, gaussian_delta_above
 from forethought.accounting.exact import all_integrable, single_changes
-from forethought.accounting.interval import bisected
+from forethought.accounting.interval import bisected, reached
 from forethought.accounting.theorems import parts, unsampled_distance
 from forethought.values.checks import real, whole
 from forethought.values.mechanism import Mechanism
@@ -241,12 +241,7 @@ class TradeOff:
         target = real("delta", delta, above=0, below=1)
         if self.delta(0.0) <= target:
             return 0.0
-        low, high = 0.0, 1.0
-        while self.delta(high) > target:
-            if high == REACH:
-                return math.inf
-            low, high = high, min(REACH, 2 * high)
-        return bisected(lambda epsilon: self.delta(epsilon) > target, low, high, steps=100)[1]
+        return reached(lambda at: self.delta(at) > target, 0.0, 1.0, REACH, steps=100)[1]
 
     def gaussian_mu(self, slack: float = 0.0) -> float:
         """A certified, small μ with G_μ(α + slack) − slack ≤ f(α) for all α.

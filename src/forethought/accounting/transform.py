@@ -264,11 +264,12 @@ def growth(height: Array, variance: Array) -> Array:
 def _posterior(side: Mixture, mean: Array, reach: Array) -> tuple[Array, Array]:
     """Bounds on the posterior variance and mean of the shift within ``reach`` of the points."""
     most, a = side.spread, side.largest
-    # The logarithms of the mean and of `a` minus the mean have slopes of at most `a`.
-    grow = np.exp(np.minimum(a * reach, 50.0))
-    high = np.minimum(np.minimum(mean + most * reach, mean * grow), a)
-    lacks = np.minimum((a - mean) + most * reach, (a - mean) * grow)
-    lacks = np.maximum(lacks, 4 * EPS * a)
+    # The logarithms of the mean and of `a` minus the mean have slopes of at most `a`. Both are
+    # rounded up before they grow, and e^700 times either is above every shift.
+    grow = np.exp(np.minimum(a * reach, 700.0))
+    high = np.minimum(np.minimum(mean + most * reach, np.maximum(mean, 1e-300) * grow), a)
+    lacks = np.maximum(a - mean, 4 * EPS * a)
+    lacks = np.minimum(lacks + most * reach, lacks * grow)
     return np.minimum(most, a * np.minimum(high, lacks)), high
 
 

@@ -23,6 +23,7 @@ from forethought.accounting.adaptive import (
 from forethought.accounting.attack_bounds import Attack, Attained, attack_of, attained_of, bounded
 from forethought.accounting.interval import Interval, at_least, at_most
 from forethought.accounting.statement import (
+    ENDED,
     ENTRIES,
     FROZEN_SCHEMA,
     STATEMENT_SCHEMA,
@@ -35,6 +36,7 @@ from forethought.accounting.statement import (
     TranscriptRow,
     caveats_of,
     code_digest,
+    ended_early,
     following,
     listed,
     of_persons,
@@ -42,6 +44,7 @@ from forethought.accounting.statement import (
     registered,
     required,
     suited,
+    whole_epsilon,
 )
 from forethought.values import signing
 from forethought.values.caveats import Caveat, caveats, choice, of_role
@@ -409,12 +412,17 @@ def _mechanism(case: _Case) -> str | None:
             f"a run that results may end early is accounted with all {len(planned):,} rounds of "
             f"its plan; the statement has {count:,}"
         )
+    early = [one for one in s.caveats if one.code == ENDED]
+    for one in early:
+        _require_ended(s, one, planned)
     # A search pays for whole trials; else a run may have stopped after some of its rounds.
     least = len(planned) if s.accountant["kind"] in CHOSEN else 1
     if least <= count <= len(planned) and planned.first(count) == s.mechanism:
         # What ran by itself accounts for all of its plan, whatever ended it.
-        if count == len(planned) or not s.releases or _OF_HOLDERS & set(case.files or ()):
+        if count == len(planned) or not s.releases:
             return None
+        if _OF_HOLDERS & set(case.files or ()):
+            return None if early else f"that no more than {count:,} rounds were agreed on"
         if case.files is None:
             return f"that it was over after {count:,} of {len(planned):,} rounds leaves no trace"
         raise StatementError(
@@ -427,6 +435,22 @@ def _mechanism(case: _Case) -> str | None:
     if s.accountant["kind"] in CHOSEN and s.accountant["kind"] != SELECTION:
         return "its rounds were chosen by results, and are not those of the plan.json beside it"
     raise StatementError("the statement's mechanism is not that of the plan.json beside it")
+
+
+def _require_ended(s: Statement, early: Caveat, planned: Mechanism) -> None:
+    """Refuse another ε of all planned rounds than theirs, or other words. Raises StatementError."""
+    _, _, _, _, count, *_ = early.detail.split()
+    # An agreement may have fewer rounds than the plan, and has more than were released.
+    agreed = planned.first(max(int(count.replace(",", "")), s.rounds + 1))
+    now = ended_early(s.rounds, agreed, s.delta, s.group, s.accountant)
+    told, said = (one.detail.split(" of all ")[1:] for one in (early, now))
+    claimed, whole = whole_epsilon(early), whole_epsilon(now)
+    # Both were rounded up to four digits.
+    if told != said or not _near(claimed, whole, (_ACCURACY + 1e-3) * whole):
+        raise StatementError(
+            f"the statement says of all planned rounds that they have {early.detail}; by its plan "
+            f"it is {now.detail}"
+        )
 
 
 def _no_more_noise(stated: Mechanism, planned: Mechanism) -> bool:

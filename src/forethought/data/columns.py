@@ -17,7 +17,15 @@ import polars as pl
 from numpy.typing import NDArray
 
 from forethought.data.basis import Basis, Curves, OnnxNodes
-from forethought.data.files import AS_USUAL, LABEL_NEEDED, NO_ENTRY, DataError, TableFormat, finite
+from forethought.data.files import (
+    AS_USUAL,
+    LABEL_NEEDED,
+    NO_ENTRY,
+    DataError,
+    TableFormat,
+    finite,
+    written,
+)
 from forethought.values.serialisation import Stored, plain
 
 # A summary of a column of a private table, for its owner only; ``forethought init`` makes it.
@@ -98,7 +106,7 @@ class Seen:
             if sum(map(len, self.sample)) < LOOKED:
                 self.sample.append(values[:LOOKED])
         for form in _FORMS:
-            days = present.str.slice(0, 10).str.to_date(form, strict=False).drop_nulls()
+            days = _days(present, form).drop_nulls()
             if len(days):
                 self.days[form] = self.days.get(form, 0) + len(days)
                 found = days.dt.year()
@@ -489,6 +497,8 @@ class Number(Column):
         if seen.whole and len(seen.words) <= _FEW:
             kinds = ", ".join(f'"{word}"' for word in sorted(seen.words, key=lambda w: (len(w), w)))
             why += f"; codes, not amounts? Then {{categories = [{kinds}]}}"
+        if odd := seen.present - seen.numbers:
+            why += f"; mend what is no finite number ({odd:,} of the entries): training refuses it"
         if code is not None:
             value |= {"codes": [int(code)], "missing": "middle"}
             why += f"; does {code:g} stand for a missing value?"
@@ -813,9 +823,7 @@ class Date(Column):
             days = entries.cast(pl.Date)
         else:
             form = self.written or _FORMS[0]
-            # A time may stand behind these, as where ``forethought init`` finds them.
-            words = _words(entries).str.slice(0, 10 if form in _FORMS else None)
-            days = words.str.to_date(form, strict=False)
+            days = _days(_words(entries), form)
         wrong = days.is_null() & ~absent
         if wrong.any():
             row = int(wrong.arg_true()[0])
@@ -1066,10 +1074,18 @@ def _pointed(entries: pl.Series, decimal: str) -> pl.Series:
 
 
 def _words(entries: pl.Series, declared: Sequence[str] = ()) -> pl.Series:
-    words = entries.cast(pl.String).str.strip_chars().fill_null("")
-    if entries.dtype.is_float():  # 1, as a person writes it, and not 1.0, unless that is declared
-        words = words.zip_with(words.is_in(list(declared)), words.str.strip_suffix(".0"))
-    return words
+    if not entries.dtype.is_numeric():
+        return entries.cast(pl.String).str.strip_chars().fill_null("")
+    # A number is 1, as a person writes it; where 1.0 is declared, it is that word in any type.
+    trimmed = (one.rstrip("0").rstrip(".") if "." in one else one for one in declared)
+    return written(entries).fill_null("").replace(dict(zip(trimmed, declared, strict=True)))
+
+
+def _days(words: pl.Series, form: str) -> pl.Series:
+    """Words as days, null where they are none; a time may stand behind those of ``_FORMS``."""
+    if form in _FORMS:
+        words = words.str.replace(r"(?s)[\sT].*", "")
+    return words.str.to_date(form, strict=False)
 
 
 def _table(found: dict[str, Any], column: Column, *flags: str) -> dict[str, Any]:
@@ -1228,7 +1244,12 @@ class Encoder(Stored):
         wanted = [name for name, kind in self.columns if kind.titles(name)]
         if lacking := ", ".join(name for name in wanted if name not in frame.columns):
             there = ", ".join(frame.columns[:20])
-            raise DataError(f"{where}: missing are the columns {lacking}; it has {there}")
+            form, hint = self.form, ""
+            if any(name in one for name in lacking.split(", ") for one in frame.columns):
+                hint = (
+                    f". Separator {form.separator!r}, encoding {form.encoding!r}, as in training?"
+                )
+            raise DataError(f"{where}: missing are the columns {lacking}; it has {there}{hint}")
         noted = Outside() if outside is None else outside
         count = sum(len(kind.titles(name)) for name, kind in self.columns)
         features = np.empty((len(frame), count), np.float32)

@@ -148,7 +148,7 @@ def split_off(
     """
     own = row_contents(whole.inputs, whole.targets) if identities is None else identities
     share = share_held_out(holdout)
-    held = fractions(own) < share
+    held = places(_hashes(own, _SPLIT_KEY)) < share
     if held.all() or not held.any():
         raise cannot_split(len(held), share)
     return whole.at(~held), whole.at(held)
@@ -173,11 +173,6 @@ def cannot_split(examples: int, share: float, where: str = "") -> DataError:
         "empty. Each record falls on its side by a hash of its own; choose another holdout, "
         "or give a test file"
     )
-
-
-def fractions(identities: Iterable[bytes]) -> NDArray[np.float64]:
-    """Each identity's number in [0, 1) by its keyed hash; below ``holdout`` it is held out."""
-    return places(_hashes(identities, _SPLIT_KEY))
 
 
 def split_hashes(identities: Sequence[bytes]) -> NDArray[np.uint64]:
@@ -311,15 +306,6 @@ class Labels:
         values = _numbers(path, raw)
         kinds = np.unique(values)
         numeric = values.dtype.kind == "f"
-        # Beside one other word, such as "none" beside a diagnosis, it is a class.
-        lacking = np.zeros(0, bool) if numeric else np.isin(np.char.lower(values), MISSING_WORDS)
-        if lacking.any() and len(np.unique(values[~lacking])) > 1:
-            row = int(lacking.argmax())
-            raise DataError.unexpected(
-                path,
-                f"no label in example {row + 1}, only {str(values[row])!r}",
-                f"{LABEL_NEEDED}; classes= declares it if it is one",
-            )
         if self._declared.task == "regression":
             if not numeric:
                 row = next((at for at, entry in enumerate(raw) if not is_number(entry)), 0)
@@ -329,6 +315,15 @@ class Labels:
                     "numbers, as for a regression",
                 )
             return
+        # Beside one other word, such as "none" beside a diagnosis, it is a class.
+        lacking = np.zeros(0, bool) if numeric else np.isin(np.char.lower(values), MISSING_WORDS)
+        if lacking.any() and len(np.unique(values[~lacking])) > 1:
+            row = int(lacking.argmax())
+            raise DataError.unexpected(
+                path,
+                f"no label in example {row + 1}, only {str(values[row])!r}",
+                f"{LABEL_NEEDED}; classes= declares it if it is one",
+            )
         whole = not numeric or bool((kinds == np.round(kinds)).all())
         few = len(kinds) <= MOST_CLASSES
         self.kinds = kinds if few and (whole or self._declared.task is not None) else None
@@ -515,36 +510,41 @@ def of_persons(
     if len(rows.inputs) != len(rows):
         raise DataError(f"{len(rows.inputs)} rows of inputs and {len(rows)} of targets")
     names = np.array([str(person) for person in persons])
-    mask = kept(rows, names.tolist(), records_per_person)
+    mask = kept(row_contents(rows.inputs, rows.targets), names.tolist(), records_per_person)
     classes = int(values.max()) + 1 if labels and len(values) else None
     whose: dict[str, Any] = {"persons": names[mask], "records_per_person": records_per_person}
     return Dataset("arrays", rows.at(mask), None, classes, **whose)
 
 
-def kept(rows: Split, persons: Sequence[str], most: int) -> NDArray[np.bool_]:
+def kept(contents: Iterable[bytes], persons: Sequence[str], most: int) -> NDArray[np.bool_]:
     """True for the rows that are kept: of each person the first ``most`` rows by hash, (N,).
+
+    Args:
+        contents: of each row, which its hash is of.
+        persons: the person of each row, (N,).
+        most: largest number of rows of a person.
 
     Raises:
         DataError: a row without a person, or ``most`` outside 1 to 1000.
     """
-    return np.asarray(_places(rows, persons, most)[1] < most)
+    return np.asarray(_places(contents, persons, most)[1] < most)
 
 
 def _places(
-    rows: Split, persons: Sequence[str], most: int
+    contents: Iterable[bytes], persons: Sequence[str], most: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """The number of each row's person, and the row's position among that person's rows."""
     if isinstance(most, bool) or not 1 <= most <= MOST_ROWS:
         raise DataError(f"records_per_person must be from 1 to {MOST_ROWS}, not {most!r}")
-    if len(persons) != len(rows) or any(name.strip().lower() in _NOBODY for name in persons):
+    order = _hashes(contents, _KEEP_KEY)
+    if len(persons) != len(order) or any(name.strip().lower() in _NOBODY for name in persons):
         raise DataError("a row has no person: drop it, or give it one")
     number: dict[str, int] = {}
     owner = np.array([number.setdefault(person, len(number)) for person in persons], np.int64)
-    order = _hashes(row_contents(rows.inputs, rows.targets), _KEEP_KEY)
     sorted_rows = np.lexsort((order, owner))
     starts = np.searchsorted(owner[sorted_rows], np.arange(len(number)))
-    place = np.empty(len(rows), np.int64)
-    place[sorted_rows] = np.arange(len(rows)) - starts[owner[sorted_rows]]
+    place = np.empty(len(order), np.int64)
+    place[sorted_rows] = np.arange(len(order)) - starts[owner[sorted_rows]]
     return owner, place
 
 
@@ -564,7 +564,7 @@ def by_person(rows: Split, persons: Sequence[str], most: int) -> Split:
     Raises:
         DataError: a row without a person, or ``most`` outside 1 to 1000.
     """
-    owner, place = _places(rows, persons, most)
+    owner, place = _places(row_contents(rows.inputs, rows.targets), persons, most)
     there = place < most
     at = owner[there], place[there]
     count = int(owner.max()) + 1 if len(owner) else 0
@@ -587,4 +587,4 @@ def by_person(rows: Split, persons: Sequence[str], most: int) -> Split:
 
 def one_row_each(rows: Split, persons: Sequence[str]) -> Split:
     """The first row of each person by hash, so that a record depends on its person alone."""
-    return rows.at(np.asarray(_places(rows, persons, 1)[1] == 0))
+    return rows.at(kept(row_contents(rows.inputs, rows.targets), persons, 1))

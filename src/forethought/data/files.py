@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, Any, Literal, get_args
 
 import numpy as np
 import polars as pl
@@ -97,20 +97,37 @@ def find(name: str, files: Iterable[str], folder: Path | None) -> Path:
     )
 
 
-def resolve(path: str, folder: Path | None) -> Path:
-    """The file that a user named: in the data folder, else in the working directory.
+def resolve(path: str, folder: Path | str | None) -> Path:
+    """The file that a user named: in the given folder, else in the working directory.
+
+    Without a given folder, the one in FORETHOUGHT_DATA comes behind the working directory: a
+    variable that was set for other work must not put another table in the place of one here.
 
     Raises:
-        DataError: no such file.
+        DataError: no such file, or no such folder.
     """
     given = Path(path).expanduser()
     if not path:
         raise DataError("no file named: write the path behind the colon, as in csv:patients.csv")
-    tried = [given] if folder is None or given.is_absolute() else [folder / given, given]
-    for place in tried:
-        if place.is_file():
-            return place
-    raise DataError(f"no file {' or '.join(map(str, tried))}")
+    own, here = data_folder(folder), Path()
+    places = (own, here) if folder else (here, own)
+    tried = [place / given for place in places if place is not None]
+    found = next(filter(Path.is_file, tried), None)
+    if found is None and not given.is_absolute() and not given.is_dir():
+        raise DataError(
+            f"no file {' or '.join(map(str, tried))}: a relative path is looked for in --data-dir, "
+            "or folder under [data], and in the working folder"
+        )
+    return found or required(given)
+
+
+def required(path: Path) -> Path:
+    """The path of a file. Raises DataError: it is a folder, or there is none."""
+    if path.is_dir():
+        raise DataError(f"{path} is a folder: give a file, such as a table, or arrays as .npz")
+    if not path.is_file():
+        raise DataError(f"no file {path}")
+    return path
 
 
 def read(path: Path, most: int = -1) -> bytes:
@@ -201,10 +218,9 @@ def keep_array(path: Path, array: NDArray[Any]) -> None:
             file.write(_TRAILER.pack(_MARK, zlib.crc32(array.data)))
         Path(partial).replace(path)
     except OSError:
+        pass
+    finally:
         Path(partial).unlink(missing_ok=True)
-    except BaseException:
-        Path(partial).unlink(missing_ok=True)
-        raise
 
 
 # Tables in pieces: text with any separator, Parquet, Excel. The meaning of columns is not known
@@ -212,6 +228,7 @@ def keep_array(path: Path, array: NDArray[Any]) -> None:
 
 
 Kind = Literal["csv", "parquet", "excel"]
+TABLES: tuple[Kind, ...] = get_args(Kind)
 # File name suffix → the format's name for :func:`forethought.data.load`.
 ENDINGS = {
     **dict.fromkeys((".csv", ".tsv", ".txt", ".data"), "csv"),
@@ -224,6 +241,11 @@ ENDINGS = {
 PIECE = 16 << 20
 _ROWS = 100_000
 _QUOTE, _NEWLINE, _RETURN = b'"'[0], b"\n"[0], b"\r"[0]
+# From here on, a float stands for several whole numbers.
+_EXACT = 2.0**53
+# How a sheet's number comes where it is text.
+_AS_IN_SHEETS = r"^-?(0|[1-9]\d*)(\.\d*[1-9])?$"
+_MIDNIGHT = r"^(\d{4}-\d\d-\d\d) 00:00:00$"
 # Excel's first line sep=; names the separator to Excel alone: it becomes a blank line.
 EXCEL = re.compile(r"\A\ufeff?sep=.(?=[\r\n])", re.IGNORECASE)
 
@@ -278,6 +300,38 @@ def kind_of(path: Path) -> Kind:
     """The kind of table by the suffix of a file's name; text if the suffix is unknown."""
     found: Any = ENDINGS.get(path.suffix.lower())
     return found if found in ("parquet", "excel") else "csv"
+
+
+def distinct(where: Path | str, entries: pl.Series) -> pl.Series:
+    """The entries, if equal ones are the same word, such as a person's name.
+
+    Raises:
+        DataError: floats that may stand for several whole numbers.
+    """
+    if entries.dtype.is_float() and ((entries.abs() >= _EXACT) & entries.is_finite()).any():
+        raise DataError(
+            f"{where}: column {entries.name} has numbers beyond 2^53 as floats, which cannot tell "
+            "them apart: give the column as text"
+        )
+    return entries
+
+
+def written(entries: pl.Series) -> pl.Series:
+    """Entries as text, each in a spelling that follows from that entry alone; null stays null.
+
+    The type of a column follows from all of its entries: one more can make floats of whole
+    numbers, or give decimals and times more digits. So a whole number has no point in any type, a
+    float32 has the same digits in float64, no fraction ends with zeros, and a midnight is its day.
+    """
+    if entries.dtype.is_float():
+        numbers = entries.cast(pl.Float64)
+        whole, single = numbers.cast(pl.Int64, strict=False), numbers.cast(pl.Float32)
+        fractions = single.cast(pl.String).zip_with(single == numbers, numbers.cast(pl.String))
+        return whole.cast(pl.String).zip_with(whole == numbers, fractions)
+    text = entries.cast(pl.String)
+    if entries.dtype.is_decimal() or entries.dtype == pl.Datetime:
+        text = text.str.replace(r"(\.\d*[1-9])0+\b|\.0+\b", "$1").str.replace(_MIDNIGHT, "$1")
+    return text
 
 
 @dataclass(frozen=True)
@@ -421,10 +475,27 @@ class Table:
 
     def _excel(self) -> Iterator[pl.DataFrame]:
         with self._reported("Excel"):
-            # No type inference: a column of an Excel sheet may mix numbers and words.
-            frame = pl.read_excel(self.path, infer_schema_length=None)
-        self._names(tuple(frame.columns))
+            frame = self._sheet({})
+            self._names(tuple(frame.columns))
+            # Beside a word, numbers become text of nine decimals, and days get a midnight. But one
+            # record must not change what others say.
+            frame = frame.with_columns(pl.col(pl.String).str.replace(_MIDNIGHT, "$1"))
+            number = frame.select(pl.col(pl.String).str.contains(_AS_IN_SHEETS))
+            mixed = {one.name: pl.Float64 for one in number if one.any()}
+            exact = self._sheet(mixed) if mixed else frame
+            frame = frame.with_columns(
+                written(exact[name]).zip_with(
+                    number[name] & (exact[name].abs() < _EXACT), frame[name]
+                )
+                for name in mixed
+            ).filter(~pl.all_horizontal(pl.all().is_null()))
         yield _with_entries(frame)
+
+    def _sheet(self, kinds: dict[str, Any]) -> pl.DataFrame:
+        # No type inference: a column of an Excel sheet may mix numbers and words.
+        return pl.read_excel(
+            self.path, infer_schema_length=None, schema_overrides=kinds, drop_empty_rows=False
+        )
 
     @contextlib.contextmanager
     def _reported(self, kind: str) -> Iterator[None]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import polars as pl
 from numpy.typing import NDArray
 
 from forethought.data.dataset import (
@@ -28,12 +29,16 @@ from forethought.data.dataset import (
 from forethought.data.files import (
     DAMAGE,
     ENDINGS,
+    TABLES,
     DataError,
     data_folder,
+    distinct,
     find,
     finite,
     read,
+    required,
     resolve,
+    written,
 )
 from forethought.data.tables import Aside, load_table
 from forethought.values.caveats import Caveat
@@ -118,8 +123,7 @@ def load_records(path: Path) -> NDArray[np.float32]:
     Raises:
         DataError: no such file or array, or numbers that are not finite.
     """
-    if not path.is_file():
-        raise DataError(f"no file {path}")
+    required(path)
     if path.suffix.lower() == ".npy":
         try:
             inputs = np.load(path, allow_pickle=False)
@@ -168,7 +172,7 @@ def _persons(path: Path, key: str, arrays: dict[str, NDArray[Any]], examples: in
     values = _targets(path, key, arrays)
     if len(values) != examples:
         raise DataError.unexpected(path, f"{len(values)} entries in {key}", f"{examples}")
-    return [str(value).encode() for value in values]
+    return [(one or "").encode() for one in written(distinct(path, pl.Series(key, values)))]
 
 
 def _archive(path: Path) -> dict[str, NDArray[Any]]:
@@ -502,8 +506,7 @@ _ORIGINAL: dict[str, Callable[[str, Path | None], Dataset]] = {
     "cifar10": load_cifar10,
 }
 _FORMATS = ("svmlight", "csv", "npz", "parquet", "excel")
-_TABLES = ("csv", "parquet", "excel")
-_TESTED = (*_TABLES, "svmlight")  # formats that may have a separate file for the test part
+_TESTED = (*TABLES, "svmlight")  # formats that may have a separate file for the test part
 FIXED = ("scattering", "patches", "deep-patches", "shifted-patches", "handwriting", "deskewed")
 FEATURES = (*FIXED, "auto", "pixels")
 
@@ -531,9 +534,9 @@ def load(
 
     Args:
         source: one of :func:`names`: ``"digits"``, ``"mnist"``, ``"csv:patients.csv"``, …
-        folder: folder of the data files, in FOLDER/mnist, … or in FOLDER itself; paths that are not
-            found from the working directory are looked up here too. Default: the folder in the
-            environment variable FORETHOUGHT_DATA.
+        folder: folder of the data files, in FOLDER/mnist, … or in FOLDER itself; paths are looked
+            up here before the working directory. Default: the folder in the environment variable
+            FORETHOUGHT_DATA, in which paths are looked up after the working directory.
         label: the label's column of a table: a name; for csv a number if the file has no names.
             Several names with ``task="multilabel"``: columns of 1 and 0, or yes and no.
         holdout: share of the examples in the test part, for sources without one of their own; 0.2
@@ -576,7 +579,7 @@ def load(
         raise DataError(f"features must be at least 1, not {width}")
     where = data_folder(folder)
     kind, colon, path = source.partition(":")
-    tabular, own_file = kind in _TABLES, kind in _FORMATS
+    tabular, own_file = kind in TABLES, kind in _FORMATS
     if not (colon and own_file) and source not in (*_BUNDLED, *_ORIGINAL):
         raise DataError(_unknown(source))
     labels = () if label is None or isinstance(label, str) else tuple(label)
@@ -586,11 +589,11 @@ def load(
     person = schema is not None and schema.person is not None
     refused = {
         "label= goes with a table, such as csv:PATH, only": label is not None and not tabular,
-        f"declared columns go with {', '.join(_TABLES)}:PATH only": schema and not tabular,
+        f"declared columns go with {', '.join(TABLES)}:PATH only": schema and not tabular,
         "test= goes with tables and svmlight:PATH only": tested and kind not in _TESTED,
         "has a test part of its own; leave holdout out": own_test and holdout is not None,
         "split_by= goes with tables and npz:PATH, without test=": (
-            split_by is not None and (tested or kind not in (*_TABLES, "npz"))
+            split_by is not None and (tested or kind not in (*TABLES, "npz"))
         ),
         "site= goes with a table, such as csv:PATH, only": site is not None and not tabular,
         "task='multilabel' goes with a list of columns as label, one for each label": (
@@ -610,8 +613,8 @@ def load(
         if found:
             raise DataError(f"{source}: {words}")
     if colon and own_file:
-        test_path = None if test is None else resolve(test, where)
-        file = resolve(path, where)
+        test_path = None if test is None else resolve(test, folder)
+        file = resolve(path, folder)
         init = f"forethought init {file.name} writes"
         if labels and schema is None:
             raise DataError(

@@ -38,11 +38,12 @@ from forethought.data.dataset import (
     kept,
     label_column,
     places,
+    row_contents,
     share_held_out,
     split_hashes,
     told_apart,
 )
-from forethought.data.files import DataError, Kind, Table, TableFormat, read
+from forethought.data.files import DataError, Kind, Table, TableFormat, distinct, read, written
 from forethought.values.caveats import Caveat
 from forethought.values.checks import meant
 
@@ -436,7 +437,9 @@ def load_table(
     if labels is not None and labels.names is not None:
         encoder = encoder.with_classes(labels.names)
     owner = aside.person or aside.site
-    owners = None if owner is None else np.array(_text(rows.aside[owner]))[~rows.held]
+    owners = None
+    if owner is not None:
+        owners = np.array(_text(distinct(path, rows.aside[owner])))[~rows.held]
     if schema is None:
         assert labels is not None
         words = any(isinstance(kind, Category) for _, kind in encoder.columns)
@@ -460,7 +463,7 @@ def load_table(
     if aside.person is None or owners is None:
         return loaded
     most = schema.records_per_person
-    mask = kept(train, owners.tolist(), most)
+    mask = kept(row_contents(train.inputs, train.targets), owners.tolist(), most)
     whose: dict[str, Any] = {"persons": owners[mask], "records_per_person": most}
     return replace(loaded, train=train.at(mask), sites=None, **whose)
 
@@ -504,7 +507,7 @@ class _Reader:
         for frame in self.pieces(path):
             parts.append(self.encoder.encode(frame, str(path), first, outside))
             if share:
-                hashes.append(split_hashes(self._identities(frame)))
+                hashes.append(split_hashes(self._identities(frame, path)))
             aside.append(frame.select(self.aside.kept))
             first += len(frame)
         held = np.zeros(first, bool)
@@ -540,36 +543,32 @@ class _Reader:
             return np.stack(columns, axis=1)
         if labels.names is None and not self.inferred:
             return self.encoder.targets(rows, str(path), outside)
-        entries = rows[self.aside.label].cast(pl.String).str.strip_chars()
-        known = {str(name).strip(): number for number, name in enumerate(labels.names or ())}
-        if known:
-            places = entries.replace_strict(known, default=None, return_dtype=pl.Int64)
-            if not places.null_count():
-                return places.to_numpy()
-        return labels.encode(path, np.array(_text(entries)))  # some are spelt differently
+        return labels.encode(path, np.array(_text(rows[self.aside.label])))
 
-    def _identities(self, frame: pl.DataFrame) -> list[bytes]:
+    def _identities(self, frame: pl.DataFrame, path: Path) -> list[bytes]:
         if self.aside.split_by is not None:
-            one = pl.col(self.aside.split_by).cast(pl.String).str.strip_chars().fill_null("")
-        elif self.inferred:
-            one = _joined([pl.col(name).str.strip_chars_start(" ") for name in frame.columns])
+            names = _text(distinct(path, frame[self.aside.split_by]))
+            return [name.encode() for name in names]
+        if self.inferred:
+            texts = frame.select(pl.all().str.strip_chars_start(" "))
         else:
-            text = [pl.col(name).cast(pl.String).fill_null("") for name in sorted(frame.columns)]
-            one = _joined(text)
-        found: list[bytes] = frame.select(one.cast(pl.Binary)).to_series().to_list()
+            # Whole numbers too large for float64 are spelled as the floats that they become beside
+            # a fraction or a missing entry.
+            texts = frame.select(
+                written(one.cast(pl.Float64) if one.dtype.is_numeric() else one).fill_null("")
+                for one in frame.select(sorted(frame.columns))
+            )
+        # The separator is in no text then, so that a row's text is its own.
+        text = pl.all().str.replace_all("\x1b", "\x1b\x1b", literal=True)
+        text = text.str.replace_all("\x1f", "\x1b_", literal=True)
+        joined = texts.select(pl.concat_str(text, separator="\x1f").cast(pl.Binary))
+        found: list[bytes] = joined.to_series().to_list()
         return found
-
-
-def _joined(texts: list[pl.Expr]) -> pl.Expr:
-    """Texts of a row joined by a separator that none contains, so that the result is unique."""
-    for character, other in (("\x1b", "\x1b\x1b"), ("\x1f", "\x1b_")):
-        texts = [text.str.replace_all(character, other, literal=True) for text in texts]
-    return pl.concat_str(texts, separator="\x1f")
 
 
 def _text(entries: pl.Series) -> list[str]:
     """Entries as strings without spaces around them; missing ones are empty."""
-    return entries.cast(pl.String).str.strip_chars().fill_null("").to_list()
+    return written(entries).str.strip_chars().fill_null("").to_list()
 
 
 def _inferred(path: Path, aside: Aside) -> _Reader:
@@ -613,7 +612,8 @@ def _declared(
         aside = replace(aside, person=schema.person, split_by=aside.split_by or schema.person)
     columns = schema.parsed()
     taken = dict.fromkeys(aside.targets, "a label")
-    for name, purpose in (*taken.items(), (aside.site, "the site"), (aside.person, "the person")):
+    whose = (aside.site, "the site"), (aside.person, "the person"), (aside.split_by, "split_by")
+    for name, purpose in (*taken.items(), *whose):
         if name in columns and columns[name].titles(name):
             raise UndeclaredError(
                 f"{path}: {name!r} is {purpose} and a feature at once: take it out of "

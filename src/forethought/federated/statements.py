@@ -1,7 +1,8 @@
 """Privacy statements of a client against several views, and statements of the whole federation.
 
-A client's main statement is about the server, which sees every noised update: it holds whatever the
-server and all other clients do. Others see less:
+A client's main statement is about the server, which sees every noised update. What the server and
+all other clients send changes nothing in it. If results decided that fewer rounds were released
+than planned, the ε of all of them holds, which it names ("ended-early"). Others see less:
 
 | view | sees | additional assumptions |
 | --- | --- | --- |
@@ -58,13 +59,14 @@ def client_statement(
     Args:
         federation: the agreement. client: the client's place in the roster.
         view: see the module.
-        transcript: the releases in the client's ledger; a run that stopped early costs less.
-            None: all that its plan allows.
+        transcript: the releases in the client's ledger. If they are fewer than planned, the
+            caveat "ended-early" has the ε of all. None: all that its plan allows.
         randomness: the source of the client's random numbers.
         delta: δ; the plan's by default.
         not_covered: other uses of the client's records, such as an accuracy that was looked at.
         left: True: its owner ended it, perhaps for what results showed, so all rounds count.
-        made: number of updates of every client; None: as planned. Others' noise counts as far.
+        made: number of updates of every client; None: as planned. If a client missed a round, no
+            noise of others counts.
 
     Raises:
         ValueError: an unknown view.
@@ -73,6 +75,7 @@ def client_statement(
         TranscriptError: the releases are not the beginning of the plan.
     """
     one_of("view", view, VIEWS)
+    federation.require_released(client, transcript)
     plan = plan_made(federation, client, transcript)
     own = _phase_notes(federation, client, transcript)
     accountant = accountant_of(federation, client, view, made)
@@ -82,16 +85,12 @@ def client_statement(
         spent = f"{100 * kept.fraction_used:.1f} % of it is used"
         own = (Caveat("sizes-by-results", f"the rule {federation.sizes.kind!r}; {spent}"),)
         plan = plan.with_(not_covered=[one for one in plan.not_covered if one != PHASES_ALONE])
-    count = federation.first_round(federation.updates(client))
-    if federation.phases:
-        count = len(plan.mechanism)
-    elif transcript is not None:
+    count = len(plan.mechanism)
+    if transcript is not None and not federation.phases:
         count, planned = len(transcript), count
-        if count:
-            transcript.require(plan.mechanism.first(count))
-        if left and count < planned and federation.sizes is None:
+        transcript.require(plan.mechanism.first(count))
+        if left and count < planned:
             own, count = (Caveat("stopped-early", f"{count} of {planned}"),), planned
-    federation.require_released(client, transcript)
     return account(
         plan,
         delta,
@@ -104,16 +103,14 @@ def client_statement(
 
 
 def plan_made(federation: Federation, client: int, transcript: Transcript | None = None) -> Plan:
-    """The plan that a client's statement covers: its own one, restricted to its phases, or with the
-    sizes that it chose."""
+    """The plan that a client's statement covers: its own one, restricted to the rounds that were
+    agreed on, or with the sizes that it chose in its releases."""
     plan = federation.plan(client)
-    if federation.sizes is not None and transcript is not None and len(transcript):
+    if federation.sizes is not None and transcript is not None:
         return plan.remade(
             mechanism=transcript.mechanism(plan.mechanism.adjacency),
             not_covered=(*plan.not_covered, PHASES_ALONE),
         )
-    if not federation.phases:
-        return plan
     return plan.remade(mechanism=federation.planned(client))
 
 
@@ -134,22 +131,19 @@ def _phase_notes(
     plan = federation.plan(client)
     done = [] if transcript is None else transcript.ranges()
     words, within = [], 0
+    own = {federation.phase(at[0]): at for at in federation.places(client) if at}
     for phase in range(len(federation.phases)):
-        places = next(
-            (own for own in federation.places(client) if own and federation.phase(own[0]) == phase),
-            range(0),
-        )
-        if not places:
+        if phase not in own:
             words.append(f"phase {phase + 1} left out")
             continue
-        begin, end = (federation.first_round(at) for at in (places.start, places.stop))
+        begin, end = (federation.first_round(at) for at in (own[phase].start, own[phase].stop))
         made = [range(max(begin, r.start), min(end, r.stop)) for r in done]
         count = sum(map(len, made))
         within += count
         alone = account(plan.with_(mechanism=plan.mechanism.between(begin, end))).guarantee
         of_all = f"all {end - begin}" if transcript is None else f"{count} of {end - begin}"
         words.append(f"phase {phase + 1}: {of_all} rounds, by itself epsilon {at_most(alone)}")
-    if transcript is not None and len(transcript):
+    if transcript is not None:
         if within != len(transcript):
             raise TranscriptError(
                 f"{len(transcript)} rounds were released, {within} of them in the phases of "
@@ -171,10 +165,12 @@ def gain(
     Args:
         known: number of other clients whose noise does not count, since the attacker knows it or
             since they may drop out; the noisiest are left out.
-        made: number of updates of every client; None: as planned.
+        made: number of updates of every client; None: as planned. A client that missed a model
+            adds no noise to it, and its later rounds are in other models than planned: then 1.
     """
-    ends = made or [federation.updates(other) for other in range(len(federation.members))]
-    if not _one_sum_a_round(federation, ends):
+    ends = [federation.updates(other) for other in range(len(federation.members))]
+    missed = made is not None and set(made) != {federation.rounds}
+    if missed or not _one_sum_a_round(federation, ends):
         return 1.0
     least = math.inf
     for round in _beginnings(federation, client, ends):
@@ -237,19 +233,14 @@ def shared(
             "sizes that are chosen by results are accounted by a filter of each client's own, and "
             "no theorem here adds filters up: a person at several clients has no statement"
         )
-    given = [None] * members if transcripts is None else transcripts
-    mechanisms = [
-        federation.planned(client)
-        if transcript is None or federation.phases
-        else transcript.mechanism(federation.plan(client).mechanism.adjacency)
-        for client, transcript in enumerate(given)
-        if transcript is None or len(transcript)
-    ]
-    delta = max(federation.plan(client).delta for client in range(members))
-    times = (_arrivals(federation),)
     try:
         return statement.shared(
-            mechanisms, holders, delta, randomness=randomness, not_covered=times
+            [federation.planned(client) for client in range(members)],
+            holders,
+            max(federation.plan(client).delta for client in range(members)),
+            transcripts=None if federation.phases else transcripts,
+            randomness=randomness,
+            not_covered=(_arrivals(federation),),
         )
     except StatementError as problem:
         raise FederationError(str(problem)) from None
@@ -267,19 +258,15 @@ def overview(federation: Federation, transcripts: Sequence[Transcript] | None = 
     updates = None if transcripts is None else [len(one) for one in transcripts]
     for client, member in enumerate(federation.members):
         transcript = None if transcripts is None else transcripts[client]
-        if transcript is not None and not len(transcript):
-            cells = ["0"] * len(views)
-            rounds, delta = 0, federation.plan(client).delta
-        else:
+        cells, rounds = ["0"] * len(views), 0
+        if transcript is None or len(transcript):
             found = [
                 client_statement(federation, client, view, transcript=transcript, made=updates)
                 for view in views
             ]
-            cells = [at_most(one.guarantee) for one in found]
-            rounds, delta = len(found[0].mechanism), found[0].delta
-        lines.append(
-            f"| {member.name} | {rounds:,} | {' | '.join(cells)} | {at_most(delta, '.6g')} |"
-        )
+            cells, rounds = [at_most(one.guarantee) for one in found], len(found[0].mechanism)
+        delta = at_most(federation.plan(client).delta, ".6g")
+        lines.append(f"| {member.name} | {rounds:,} | {' | '.join(cells)} | {delta} |")
     return "\n".join(lines)
 
 
@@ -308,15 +295,14 @@ def accountant_of(
         return None
     if view == "secure-server":
         return _behind_masks(federation, client)
-    known = 1 if view == "client" else 0
-    if federation.secure is not None:
-        known += int(federation.secure["dropouts"])  # their noise may be missing from a sum
+    secure = federation.secure or {"dropouts": 0}
+    # The noise of drop-outs may be missing from a sum.
+    known = (view == "client") + int(secure["dropouts"])
     found = gain(federation, client, known, made)
     if found > 1.0:
         return {"kind": AGGREGATE, "gain": found}
     # Models are post-processing of the server's view, and another client counts as one colluder.
-    secure = federation.secure
-    if secure is not None and (view == "outsider" or int(secure["colluders"])):
+    if federation.secure is not None and (view == "outsider" or int(secure["colluders"])):
         return _behind_masks(federation, client)
     return None
 
@@ -347,12 +333,12 @@ def _one_sum_a_round(federation: Federation, ends: Sequence[int]) -> bool:
 
     This needs all clients in every round, one release per round, a plain mean and a fixed clipping
     norm. Exchanged weights count like gradients where the local step is linear and the same for all
-    clients: SGD, with or without momentum.
+    clients: SGD, with or without momentum, its sizes counted in rounds.
     """
-    if any(plan.clip.rule == "quantile" for plan in federation.plans):
-        return False
+    plans = federation.plans
     if (
-        federation.rule != "synchronous"
+        any(plan.clip.rule == "quantile" or plan.clip.final is not None for plan in plans)
+        or federation.rule != "synchronous"
         or federation.local_rounds != 1
         or federation.robust.kind != "mean"
         or federation.cohort is not None
@@ -364,8 +350,11 @@ def _one_sum_a_round(federation: Federation, ends: Sequence[int]) -> bool:
         return True
     # Later models lack the momentum of a client that stopped. Compared with earlier models, they
     # would show its past sums separately from the others'.
-    uses = {plan.use for plan in federation.plans}
-    return len(set(ends)) == 1 and len(uses) == 1 and kind_of(uses.pop().optimizer.name).descends
+    uses = {plan.use for plan in plans}
+    # Counted in examples, step sizes of clients with other batches move apart.
+    alike = len(plans) == 1 or plans[0].schedule.unit == "rounds"
+    descends = kind_of(plans[0].optimizer.name).descends
+    return len(set(ends)) == 1 and len(uses) == 1 and alike and descends
 
 
 def _beginnings(federation: Federation, client: int, ends: Sequence[int]) -> list[int]:

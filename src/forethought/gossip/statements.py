@@ -1,7 +1,8 @@
 """Privacy statements of a worker against three views of its messages.
 
 - ``"neighbours"`` see every message of the worker, hence which worker stepped, and every noised
-  sum. All rounds in its ledger count, at its own sampling rate.
+  sum. All rounds in its ledger count, at its own sampling rate. A neighbour can end a run when it
+  likes: the caveat "ended-early" has the ε of all planned rounds, which then count.
 - an ``"outsider"`` sees final models only. The same bound holds by post-processing; it is smaller
   where only the total of all workers' sums is visible, after rounds that all were averaged.
 - ``"network"``: some distant workers see the messages sent to them, and know their own noise. The
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from itertools import accumulate
 from typing import Any, Literal, get_args
 
@@ -70,17 +72,16 @@ def worker_statement(
     one_of("view", view, VIEWS)
     if bool(observers) != (view == "network"):
         raise GossipError("observers are for the view 'network': name them there, and only there")
-    plan = gossip.plan(worker)
-    count = gossip.updates(worker)
     gossip.require_released(worker, transcript)
+    plan, count = gossip.plan(worker), gossip.updates(worker)
+    plan = plan.remade(mechanism=plan.mechanism.first(count))
     if transcript is not None:
         count = len(transcript)
         transcript.require(plan.mechanism.first(count))
     accountant: dict[str, Any] | None = None
     if view == "network":
-        gains = network_gains(gossip, worker, observers, count)
-        listed = [[gain, rounds] for gain, rounds in gains]
-        accountant = {"kind": NETWORK, "gains": listed, "observers": len(set(observers))}
+        gains = [[*pair] for pair in network_gains(gossip, worker, observers, count)]
+        accountant = {"kind": NETWORK, "gains": gains, "observers": len(set(observers))}
     elif view == "outsider":
         gain = outsider_gain(gossip, worker) if count == gossip.updates(worker) else 1.0
         accountant = None if gain == 1 else {"kind": AGGREGATE, "gain": gain}
@@ -99,9 +100,10 @@ def outsider_gain(gossip: Gossip, worker: int) -> float:
     """The ratio of all noise in a round's average to the worker's own (standard deviations).
 
     It is the least over the rounds, and exactly 1 where models depend on more than the sums over
-    all workers: asynchronous rules, exchanges that do not average exactly, adaptive clipping norms.
+    all workers: asynchronous rules, exchanges that do not average exactly, clipping norms or steps
+    that move.
     """
-    if gossip.plan(worker).clip.rule == "quantile" or not _one_model_a_round(gossip):
+    if _moving(gossip) or not _one_model_a_round(gossip):
         return 1.0
     return min(
         math.sqrt(math.fsum((one / std) ** 2 for one in stds)) if std else 1.0
@@ -127,8 +129,8 @@ def network_gains(
         what = f"under the rule {gossip.rule!r}"
     elif plan.noise == "grid":
         what = "of noise on a grid, whose sums are not discrete Gaussian"
-    elif plan.clip.rule == "quantile":
-        what = "of clipping norms that follow the data"
+    elif _moving(gossip):
+        what = "of clipping norms that follow the data, or steps that move apart in other plans"
     elif not _linear(gossip):
         what = "of compressed or clipped exchanges, which are not linear in the noised sums"
     elif gossip.tracking or (gossip.momentum and rounds > 1):
@@ -213,18 +215,12 @@ def shared(
         ValueError: the workers' adjacencies differ, or no worker released anything.
     """
     whole("holders", holders, most=gossip.workers)
-    if transcripts is None:
-        made = [gossip.plan(k).mechanism.first(gossip.updates(k)) for k in range(gossip.workers)]
-    else:
-        made = [
-            one.mechanism(gossip.plan(k).mechanism.adjacency)
-            for k, one in enumerate(transcripts)
-            if len(one)
-        ]
+    workers = range(gossip.workers)
     return together(
-        made,
+        [gossip.plan(k).mechanism.first(gossip.updates(k)) for k in workers],
         holders,
-        max(gossip.plan(k).delta for k in range(gossip.workers)),
+        max(gossip.plan(k).delta for k in workers),
+        transcripts=transcripts,
         randomness=randomness,
         not_covered=NOTES,
     )
@@ -241,20 +237,14 @@ def overview(gossip: Gossip, transcripts: Sequence[Transcript] | None = None) ->
     views: tuple[View, View] = ("neighbours", "outsider" if complete else "neighbours")
     for worker, member in enumerate(gossip.members):
         transcript = None if transcripts is None else transcripts[worker]
-        delta = gossip.plan(worker).delta
-        if transcript is not None and not len(transcript):
-            lines.append(f"| {member.name} | 0 | 0 | 0 | – | {at_most(delta, '.6g')} |")
-            continue
-        cells = [worker_statement(gossip, worker, view, transcript=transcript) for view in views]
-        shown = " | ".join(at_most(one.guarantee) for one in cells)
-        try:
-            paper = at_most(as_in_the_paper(gossip, worker).upper) if complete else "–"
-        except GossipError:
-            paper = "–"
-        lines.append(
-            f"| {member.name} | {len(cells[0].mechanism):,} | {shown} | {paper} | "
-            f"{at_most(delta, '.6g')} |"
-        )
+        rounds, shown, paper = 0, "0 | 0", "–"
+        if transcript is None or len(transcript):
+            own = [worker_statement(gossip, worker, view, transcript=transcript) for view in views]
+            rounds, shown = len(own[0].mechanism), " | ".join(at_most(one.guarantee) for one in own)
+            with suppress(GossipError):
+                paper = at_most(as_in_the_paper(gossip, worker).upper) if complete else paper
+        delta = at_most(gossip.plan(worker).delta, ".6g")
+        lines.append(f"| {member.name} | {rounds:,} | {shown} | {paper} | {delta} |")
     return "\n".join(lines)
 
 
@@ -264,6 +254,13 @@ def _one_model_a_round(gossip: Gossip) -> bool:
         return True
     plain = gossip.rule == "synchronous" and _linear(gossip) and not gossip.tracking
     return plain and _averages(gossip)
+
+
+def _moving(gossip: Gossip) -> bool:
+    """True if the share of a worker's noise in a round may change inside a part of its plan."""
+    clip, schedule = gossip.plans[0].clip, gossip.plans[0].schedule  # those of all plans
+    moves = clip.final is not None or schedule.unit == "examples"
+    return clip.rule == "quantile" or (moves and len(gossip.plans) > 1)
 
 
 def _linear(gossip: Gossip) -> bool:

@@ -33,33 +33,24 @@ def tensors(tree: Any) -> Iterator[Tensor]:
 
 def select(tree: Any, index: Tensor) -> Any:
     """The examples ``index`` (LongTensor) of every tensor in the tree; other leaves are kept."""
-    if isinstance(tree, Tensor):
-        return tree.detach().index_select(0, index.to(tree.device))
-    return _rebuild(tree, lambda leaf: select(leaf, index))
+    return mapped(tree, lambda leaf: leaf.detach().index_select(0, index.to(leaf.device)))
 
 
 def detached(tree: Any) -> Any:
     """The same values without their autograd history."""
-    if isinstance(tree, Tensor):
-        return tree.detach()
-    return _rebuild(tree, detached)
+    return mapped(tree, Tensor.detach)
 
 
 def mapped(tree: Any, change: Callable[[Tensor], Tensor]) -> Any:
     """The tree with every tensor changed."""
     if isinstance(tree, Tensor):
         return change(tree)
-    return _rebuild(tree, lambda leaf: mapped(leaf, change))
-
-
-def _rebuild(tree: Any, change: Any) -> Any:
-    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
-        return type(tree)(*(change(value) for value in tree))
-    if isinstance(tree, tuple | list):
-        return type(tree)([change(value) for value in tree])
     if isinstance(tree, Mapping):
-        return {key: change(value) for key, value in tree.items()}
-    return tree
+        return {key: mapped(value, change) for key, value in tree.items()}
+    if not isinstance(tree, tuple | list):
+        return tree
+    found = [mapped(value, change) for value in tree]
+    return type(tree)(*found) if hasattr(tree, "_fields") else type(tree)(found)
 
 
 def batch_size(inputs: Any, targets: Any) -> int:
@@ -335,10 +326,8 @@ class LaneBatch:
     def some(self, index: Tensor | None) -> tuple[Any, Any]:
         """Inputs and targets of the lanes ``index`` (None: all), (lanes, examples a lane, …)."""
         members = self.members
-        if members is None and index is not None:
-            members = index.unsqueeze(1)
-        elif members is not None and index is not None:
-            members = members[index]
+        if index is not None:
+            members = index.unsqueeze(1) if members is None else members[index]
 
         def arranged(leaf: Tensor) -> Tensor:
             if members is None:

@@ -608,8 +608,11 @@ _CHANGEABLE = (Tensor, np.ndarray, tuple, list, dict, set, deque)
 _PLAIN = (int, float, str, complex, bytes)
 
 
-def _copied(value: Any, depth: int = 4) -> Any:
-    """The value with tensors and built-in containers copied; anything else as it is."""
+def copied(value: Any, depth: int = 4) -> Any:
+    """The value with tensors and built-in containers copied, to compare a later one with.
+
+    Anything else stays as it is.
+    """
     if isinstance(value, nn.Parameter):
         return value
     if isinstance(value, Tensor):
@@ -617,15 +620,16 @@ def _copied(value: Any, depth: int = 4) -> Any:
     if isinstance(value, np.ndarray):
         return value.copy()
     if depth and type(value) in (list, tuple, deque):
-        return [_copied(leaf, depth - 1) for leaf in value]
+        return [copied(leaf, depth - 1) for leaf in value]
     if depth and type(value) in (dict, OrderedDict):
-        return {key: _copied(leaf, depth - 1) for key, leaf in value.items()}
+        return {key: copied(leaf, depth - 1) for key, leaf in value.items()}
     if type(value) is set:
         return set(value)
     return value
 
 
-def _same(value: Any, kept: Any, depth: int = 4) -> bool:
+def alike(value: Any, kept: Any, depth: int = 4) -> bool:
+    """True if a value equals the one of which ``kept`` is the copy (:func:`copied`)."""
     if isinstance(value, nn.Parameter):
         return value is kept
     if isinstance(value, Tensor):
@@ -643,13 +647,13 @@ def _same(value: Any, kept: Any, depth: int = 4) -> bool:
         return (
             isinstance(kept, list)
             and len(value) == len(kept)
-            and all(_same(one, two, depth - 1) for one, two in zip(value, kept, strict=True))
+            and all(alike(one, two, depth - 1) for one, two in zip(value, kept, strict=True))
         )
     if depth and type(value) in (dict, OrderedDict):
         return (
             isinstance(kept, dict)
             and value.keys() == kept.keys()
-            and all(_same(value[key], kept[key], depth - 1) for key in value)
+            and all(alike(value[key], kept[key], depth - 1) for key in value)
         )
     if type(value) is set:
         return bool(value == kept)
@@ -657,11 +661,29 @@ def _same(value: Any, kept: Any, depth: int = 4) -> bool:
 
 
 def _equal(one: Tensor, other: Tensor) -> bool:
+    if one.shape != other.shape or one.layout is not other.layout:
+        return False
+    if one.layout is not torch.strided:  # torch.equal knows no sparse tensors
+        parts = ((v._indices(), v._values()) for v in (one.to_sparse(), other.to_sparse()))
+        return all(map(_equal, *parts))
     return bool(torch.equal(one, other)) or (
         one.is_floating_point()
         and bool(torch.equal(one.isnan(), other.isnan()))
         and bool(torch.equal(one.nan_to_num(), other.nan_to_num()))
     )
+
+
+def _put_back(value: Tensor, kept: Tensor) -> None:
+    """Give a tensor its kept shape and numbers again."""
+    if _equal(value.detach(), kept):
+        return
+    with torch.no_grad():
+        if value.layout is not torch.strided:
+            value.resize_as_sparse_(kept).copy_(kept)
+            return
+        if value.shape != kept.shape:
+            value.resize_(kept.shape)
+        value.detach().copy_(kept)
 
 
 def _untouched(now: Any, before: Any) -> bool:
@@ -680,20 +702,16 @@ def _restore(value: Any, kept: Any) -> Any:
     """The original object with its kept content."""
     if isinstance(value, nn.Parameter) or value is kept:
         return value
-    with torch.no_grad():
-        if isinstance(value, Tensor):
-            if value.shape != kept.shape:
-                value.resize_(kept.shape)
-            if not _equal(value.detach(), kept):
-                value.detach().copy_(kept)
-        elif isinstance(value, np.ndarray):
-            value[...] = kept
-        elif type(value) in (list, deque):
-            value.clear()
-            value.extend(kept)
-        elif type(value) in (dict, OrderedDict) or type(value) is set:
-            value.clear()
-            value.update(kept)
+    if isinstance(value, Tensor):
+        _put_back(value, kept)
+    elif isinstance(value, np.ndarray):
+        value[...] = kept
+    elif type(value) in (list, deque):
+        value.clear()
+        value.extend(kept)
+    elif type(value) in (dict, OrderedDict) or type(value) is set:
+        value.clear()
+        value.update(kept)
     return value
 
 
@@ -730,19 +748,19 @@ class _ModuleKept:
 
     def rewritten(self) -> list[tuple[str, Any, Any]]:
         """Contents whose values have changed."""
-        return [one for one in self.contents if not _same(one[1], one[2])]
+        return [one for one in self.contents if not alike(one[1], one[2])]
 
 
 def _snapshot(name: str, module: nn.Module) -> _ModuleKept:
     attributes = module.__dict__.copy()
     tables = tuple([attributes[table].copy() for table in _TABLES])
     contents = [
-        (key, value, _copied(value))
+        (key, value, copied(value))
         for key, value in attributes.items()
         if key not in STANDARD and isinstance(value, _CHANGEABLE)
     ]
     contents += [
-        (k, buffer, _copied(buffer)) for k, buffer in tables[1].items() if buffer is not None
+        (k, buffer, copied(buffer)) for k, buffer in tables[1].items() if buffer is not None
     ]
     hooks = [
         (attributes[key], attributes[key].copy())
@@ -804,16 +822,6 @@ class ModuleState:
         return [
             name for name, parameter, version in self._parameters if parameter._version != version
         ]
-
-
-def copied(changes: dict[str, Any]) -> dict[str, Any]:
-    """A copy of the changes by value, to compare later changes with."""
-    return {name: _copied(value) for name, value in changes.items()}
-
-
-def alike(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    """True if two passes changed the model in the same way; ``other`` comes from :func:`copied`."""
-    return _same(one, other)
 
 
 def changes_itself(changed: Iterable[str], why: str) -> Refused:
@@ -1115,16 +1123,7 @@ class ExternalState:
             yield gradient
         if id(value) in self._weights:
             return
-        kept = value.detach().clone()
-
-        def undo() -> None:
-            with torch.no_grad():
-                if value.shape != kept.shape:
-                    value.resize_(kept.shape)
-                if not torch.equal(value, kept):
-                    value.detach().copy_(kept)
-
-        self._undo.append(undo)
+        self._undo.append(functools.partial(_put_back, value, value.detach().clone()))
 
     def _function(self, function: types.FunctionType) -> Iterator[Any]:
         scope = function.__globals__
@@ -1488,12 +1487,27 @@ def trained_of(model: nn.Module, what: str) -> dict[str, nn.Parameter]:
     """The parameters whose gradients are wanted, by name.
 
     Raises:
-        ValueError: there are none; the message says that there is nothing to ``what``.
+        ValueError: there are none (the message says that there is nothing to ``what``), or see
+            :func:`require_gradients`.
     """
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     if not trained:
         raise ValueError(f"the model has no parameter with requires_grad=True: nothing to {what}")
+    require_gradients(model)
     return trained
+
+
+def require_gradients(model: nn.Module) -> None:
+    """Refuse a pass, or a model that was made, under ``torch.inference_mode()``.
+
+    Raises:
+        ValueError: there torch keeps neither gradients nor the versions of tensors.
+    """
+    if torch.is_inference_mode_enabled() or any(p.is_inference() for p in model.parameters()):
+        raise ValueError(
+            "under torch.inference_mode() torch keeps no gradients: make and use the model outside "
+            "of it (torch.no_grad() is allowed)"
+        )
 
 
 # Models in shards: see :mod:`forethought.gradients.sharded`.

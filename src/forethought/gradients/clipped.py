@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import partial
@@ -127,12 +128,13 @@ def uses_of(
     layers: list[nn.Module] = []
     if not _collect(model, layers) or not _plain(layers, inputs):
         return None
-    known = loss in _SEPARABLE or _own_cross_entropy(loss)
+    declared = declared_separable(loss)
+    known = declared or _own_cross_entropy(loss)
     if not known and not boundary.memory_of(model).has_judged(loss):
         return None
     names = {id(parameter): name for name, parameter in trained.items()}
     uses: list[tuple[nn.Linear, Tensor, Tensor]] = []
-    slope = _SEPARABLE.get(loss) if loss in _SEPARABLE else None
+    slope = _SEPARABLE[loss] if declared else None
     if slope is None and known and _plain_cross_entropy(loss):
         slope = cross_entropy_slope
     # With one linear layer, at the end, and a known derivative of the loss, autograd is not needed.
@@ -182,9 +184,8 @@ def uses_of(
 
 
 def _linear(layer: nn.Linear, x: Tensor) -> Tensor:
-    weight, bias = layer.weight.detach(), None if layer.bias is None else layer.bias.detach()
-    found = sums.fast_linear(x, weight, bias)
-    return F.linear(x, weight, bias) if found is None else found
+    bias = None if layer.bias is None else layer.bias.detach()
+    return sums.fast_linear(x, layer.weight.detach(), bias)
 
 
 def _differentiated(
@@ -290,7 +291,10 @@ def _plain(layers: list[nn.Module], inputs: Any) -> bool:
     for layer in layers:
         if type(layer) is not nn.Linear:
             continue
-        for p in (layer.weight, layer.bias):
+        weight, bias = layer.weight, layer.bias
+        if weight.dim() != 2 or (bias is not None and bias.shape != weight.shape[:1]):
+            return False
+        for p in (weight, bias):
             if p is None:
                 continue
             plain = type(p) is nn.Parameter and type(p.data) is Tensor
@@ -439,7 +443,7 @@ def probed(blocks: batches.Blocks, subject: Subject, data: Any, compute: Compute
         tuple([(leaf.shape[1:], leaf.dtype, leaf.device) for leaf in leaves]),
         tuple([(name, p.shape, p.dtype) for name, p in subject.trained.items()]),
         tuple([module.training for module in subject.model.modules()]),
-        torch.get_num_threads(),
+        *(torch.get_num_threads(), torch.backends.mkldnn.enabled),
         torch.is_autocast_enabled(leaves[0].device.type),
     )
     found: batches.Blocks | None = known.found(subject.loss, (known.unshared, known.without, facts))
@@ -489,20 +493,18 @@ class _UntriedError(Exception):
     """The model accepts no kind of made-up examples."""
 
 
-class _unnoticed:  # noqa: N801 - used like a function
+@contextmanager
+def _unnoticed(model: nn.Module) -> Iterator[None]:
     """A context that restores generators and weights at its end."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self._parameters = [p for p in boundary.own_parameters(model) if p.is_floating_point()]
-
-    def __enter__(self) -> None:
-        self._generators = boundary.Generators([p.device for p in self._parameters][:1])
-        self._values = [p.detach().clone() for p in self._parameters]
-
-    def __exit__(self, *_: object) -> None:
-        for parameter, value in zip(self._parameters, self._values, strict=True):
+    parameters = [p for p in boundary.own_parameters(model) if p.is_floating_point()]
+    generators = boundary.Generators([p.device for p in parameters][:1])
+    values = [p.detach().clone() for p in parameters]
+    try:
+        yield
+    finally:
+        for parameter, value in zip(parameters, values, strict=True):
             parameter.data.copy_(value)
-        self._generators.restore()
+        generators.restore()
 
 
 def _turns(most: int) -> int:
@@ -733,13 +735,8 @@ def _moved(tree: Any, dims: Dims, source: bool) -> Any:
     return tree
 
 
-def front(inputs: Any, dims: BatchDims) -> Any:
-    """The inputs with the examples in dimension 0."""
-    return _moved(inputs, dims.inputs, True)
-
-
 def placed(inputs: Any, dims: BatchDims | None) -> Any:
-    """The inputs as the model takes them, the inverse of :func:`front`; unchanged for None."""
+    """Inputs with the examples in dimension 0 as the model takes them; unchanged for None."""
     return inputs if dims is None else _moved(inputs, dims.inputs, False)
 
 
@@ -760,7 +757,7 @@ def declared_contributions(
     """Each trained parameter's gradients, one for each example.
 
     Args:
-        inputs: with the examples in dimension 0 (:func:`front`).
+        inputs: with the examples in dimension 0.
 
     Raises:
         ValueError: the model changes itself or draws random numbers, or its loss has another shape
@@ -813,7 +810,7 @@ _CHOICE.seed()
 def _losses(
     model: nn.Module, loss: batches.Loss, inputs: Any, targets: Any, dims: BatchDims, size: int
 ) -> Tensor:
-    outputs = batches.call(model, _moved(inputs, dims.inputs, False))
+    outputs = batches.call(model, placed(inputs, dims))
     if isinstance(outputs, Tensor | Mapping | tuple | list):
         outputs = _moved(outputs, dims.outputs, True)
     elif dims.outputs != 0:
@@ -873,7 +870,9 @@ def clipped_sum(
         clip_norm: C, the bound on one contribution's L2 norm.
         groups: LongTensor (B,): the group of each example. A group's *mean* gradient is clipped
             as one contribution. None: every example is its own contribution.
-        clip: the rule that turns norms into factors, see :mod:`forethought.gradients.sums`.
+        clip: the rule that turns norms into factors, see :mod:`forethought.gradients.sums`. It is
+            given all norms, and must form a contribution's factor from that contribution's own
+            norms: the bound C on one contribution's influence rests on that, and nothing checks it.
         group_count: number of groups; needed if the last ones may be empty. Default: highest + 1.
         round_size: contributions of the whole round, if several calls (micro-batches, processes)
             form its sum: each call may then add its share of the rounding that is charged to
@@ -903,8 +902,10 @@ def clipped_sum(
     Raises:
         ValueError: no trainable parameter, inputs without a common batch dimension, losses of
             another shape than (B,), group numbers out of range; a model or loss that cannot be
-            trained privately, with the module and the remedy.
-        TypeError: groups not integers; numbers or arrays among the inputs.
+            trained privately, with the module and the remedy; torch.inference_mode(); a
+            ``round_size`` below the number of contributions, or ``counted`` below 0.
+        TypeError: groups not integers; numbers or arrays among the inputs; a ``round_size`` or
+            ``counted`` that is no whole number.
         RuntimeError: the declaration ``batch_dims`` is not true of the model.
     """
     shards = boundary.shards_of(model)
@@ -914,11 +915,13 @@ def clipped_sum(
         clip_norm = real("clip_norm", clip_norm, above=0)
     if type(copies) is not int or copies < 1:
         copies = whole("copies", copies)
+    if counted is not None:
+        counted = whole("counted", counted, least=0)
     inputs, targets = batches.detached(inputs), batches.detached(targets)
     if batch_dims is not None:
         if groups is not None:
             raise ValueError("batch_dims= and groups= cannot be used together")
-        inputs = front(inputs, batch_dims)
+        inputs = _moved(inputs, batch_dims.inputs, True)
     if copies != 1 and not (groups is None and batch_dims is None):
         raise ValueError("copies= goes without groups= and batch_dims=: a group's mean has them")
     size = batches.batch_size(inputs, targets)
@@ -934,6 +937,8 @@ def clipped_sum(
     if groups is not None:
         work = _of_groups(subject, (inputs, targets), groups, blocks, places)
     share = round_size or count or size // copies
+    if round_size is not None and (type(round_size) is not int or round_size < 1):
+        share = whole("round_size", round_size)
     total: dict[str, Tensor] = {}
     found = []
     for piece in work:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,7 +21,6 @@ from forethought.gradients import boundary
 from forethought.gradients.sums import (
     Convolved,
     Dense,
-    OneHot,
     Outer,
     Term,
     Window,
@@ -38,6 +38,7 @@ from forethought.gradients.vmap_mode import (
     Use,
     VmapMode,
     always,
+    looked_up,
     register,
     register_parts,
     register_physical,
@@ -73,23 +74,29 @@ def _rows(values: Tensor) -> Tensor:
     return values.reshape(values.shape[0], -1, values.shape[-1])
 
 
-@_rule("linear", "input weight bias", "weight bias", "input", F.linear)
+@_rule(
+    *("linear", "input weight bias", "weight bias", "input", F.linear),
+    accepts=lambda arguments, trained: arguments["weight"].dim() == 2,
+)
 def _linear(use: Use) -> Terms:
     # ∇W = Σ_t g_t x_tᵀ, ∇b = Σ_t g_t
-    gradient = _rows(use.gradient)
     if "weight" in use.trained:
-        yield "weight", Outer([(gradient, _rows(use.saved["input"]))])
+        yield "weight", Outer([(_rows(use.gradient), _rows(use.saved["input"]))])
     if "bias" in use.trained:
-        wider = wide(gradient)
-        yield "bias", Dense(wider.squeeze(1) if wider.shape[1] == 1 else wider.sum(1))
+        yield "bias", Dense(use.reduced(use.gradient, "bias"))
+
+
+def _of_examples_or_trained(*values: Tensor | None) -> bool:
+    return any(p is not None and (boundary.is_lane(p) or p.requires_grad) for p in values)
 
 
 def _linear_on_the_batch(
     mode: VmapMode, func: Any, input: Tensor, weight: Tensor, bias: Tensor | None = None
 ) -> Any:
     # vmap would add the bias separately, and autocast would not apply to it.
-    shared = (weight, bias)
-    if any(p is not None and (boundary.is_lane(p) or p.requires_grad) for p in shared):
+    if _of_examples_or_trained(weight, bias) or weight.dim() != 2:
+        return NotImplemented
+    if bias is not None and bias.dim() > 1:  # its rows would meet those of the whole batch
         return NotImplemented
     with boundary.outside():
         whole, dim = boundary.physical(input)
@@ -97,9 +104,7 @@ def _linear_on_the_batch(
             return NotImplemented
         if dim == whole.dim() - 1:
             whole, dim = whole.movedim(dim, 0), 0
-        flat = whole.flatten(0, -2)
-        found = fast_linear(flat, weight, bias)
-        found = func(flat, weight, bias) if found is None else found
+        found = fast_linear(whole.flatten(0, -2), weight, bias)
         found = found.view(*whole.shape[:-1], found.shape[-1])
     return boundary.lane(found, dim, mode.level)
 
@@ -173,33 +178,23 @@ def _bilinear(use: Use) -> Terms:
 # Embeddings: the gradient is a sum of one-hot rows, never batch × vocabulary.
 
 
-def _looked_up(use: Use, index: Tensor, gradient: Tensor) -> Outer:
+def _of_table(use: Use, index: Tensor, gradient: Tensor) -> Outer:
     size = use.parameters["weight"].shape[0]
-    padding = use.arguments.get("padding_idx")
-    if padding is not None:
-        gradient = gradient.masked_fill((index == padding % size).unsqueeze(2), 0)
-    return Outer([(OneHot(index.long(), size), gradient)])
-
-
-def _plain(arguments: Named, parameters: Named) -> bool:
-    # max_norm rewrites the weights while reading them; frequencies mix the examples of a batch.
-    return not arguments.get("max_norm") and not arguments.get("scale_grad_by_freq")
+    return looked_up(index, size, use.arguments.get("padding_idx"), gradient)
 
 
 def _plain_bags(arguments: Named, parameters: Named) -> bool:
-    sums = arguments.get("offsets") is None and arguments.get("mode", "mean") != "max"
-    return _plain(arguments, parameters) and sums
+    return arguments.get("offsets") is None and arguments.get("mode", "mean") != "max"
 
 
 _table = "input weight padding_idx max_norm norm_type scale_grad_by_freq sparse"
 
 
-@_rule("embedding", _table, "weight", "input", F.embedding, accepts=_plain)
+@_rule("embedding", _table, "weight", "input", F.embedding)
 def _embedding(use: Use) -> Terms:
-    index = use.saved["input"].flatten(1) if use.saved["input"].dim() > 1 else None
-    index = use.saved["input"].unsqueeze(1) if index is None else index
+    index = use.saved["input"].reshape(use.gradient.shape[0], -1)
     gradient = use.gradient.reshape(*index.shape, use.gradient.shape[-1])
-    yield "weight", _looked_up(use, index, gradient)
+    yield "weight", _of_table(use, index, gradient)
 
 
 _bags = (
@@ -220,7 +215,7 @@ def _bag(use: Use) -> Terms:
         counted = torch.ones_like(index) if padding is None else (index != padding).long()
         each = each / counted.sum(-1, keepdim=True).clamp(min=1)
     gradient = use.gradient.unsqueeze(-2) * each.unsqueeze(-1)
-    yield "weight", _looked_up(use, index.flatten(1), wide(gradient).flatten(1, -2))
+    yield "weight", _of_table(use, index.flatten(1), wide(gradient).flatten(1, -2))
 
 
 # Activations with a parameter. Sums and products need no rule: the written-out gradient of a bias
@@ -289,15 +284,12 @@ def _convolution(use: Use, transposed: bool = False) -> Terms:
     yield "weight", Convolved(image, gradient, window, given.get("groups", 1), several)
 
 
-def _transposed(use: Use) -> Terms:
-    yield from _convolution(use, transposed=True)
-
-
 for _name in ("conv1d", "conv2d", "conv3d"):
     _given = "input weight bias stride padding dilation groups"
     _rule(_name, _given, "weight bias", "input", getattr(torch, _name))(_convolution)
 for _name in ("conv_transpose1d", "conv_transpose2d", "conv_transpose3d"):
     _given = "input weight bias stride padding output_padding groups dilation"
+    _transposed = partial(_convolution, transposed=True)
     _rule(_name, _given, "weight bias", "input", getattr(torch, _name))(_transposed)
 
 
@@ -387,9 +379,7 @@ def _group_on_the_batch(mode: VmapMode, func: Any, input: Tensor, *args: Any, **
     # vmap would split it into several operations; on the whole batch it is one kernel.
     given = dict(zip(("num_groups", "weight", "bias", "eps"), args, strict=False)) | kwargs
     shared = (given.get("weight"), given.get("bias"))
-    if not boundary.is_lane(input) or any(
-        p is not None and (boundary.is_lane(p) or p.requires_grad) for p in shared
-    ):
+    if not boundary.is_lane(input) or _of_examples_or_trained(*shared):
         return NotImplemented
     with boundary.outside():
         whole = boundary.rows(input)
@@ -540,16 +530,6 @@ Ran = tuple[Tensor, Tensor | None, tuple[Tensor, ...]]
 Given = Sequence[Tensor | None]
 # Gradients of the hidden map's output, of ``gates``, of h_0 and of c_0.
 Went = tuple[Tensor, Tensor, Tensor, Tensor | None]
-
-
-class CellSteps(Protocol):
-    """The steps of one kind of recurrent cell."""
-
-    def forward(self, gates: Tensor, h: Tensor, c: Tensor | None, scan: Scan) -> Ran:
-        """Compute all steps; overwrites ``gates``."""
-
-    def backward(self, saved: Sequence[Tensor], before: Tensor, given: Given, scan: Scan) -> Went:
-        """Compute the gradients; ``before``: the hidden states before each step."""
 
 
 class Scan:
@@ -705,11 +685,16 @@ class PlainCell:
         return a, a, dh, None
 
 
+# ``forward(gates, h, c, scan)`` computes all steps and overwrites ``gates``. ``backward(saved,
+# before, given, scan)`` computes the gradients; ``before``: the hidden states before each step.
+Cell = Long | Gated | PlainCell
+
+
 class _Scanned(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        steps: CellSteps,
+        steps: Cell,
         emit: Emit | None,
         reverse: bool,
         anchor: Tensor | None,
@@ -757,7 +742,7 @@ class _Scanned(torch.autograd.Function):
 
 
 def scan(
-    steps: CellSteps,
+    steps: Cell,
     reverse: bool,
     gates: Tensor,
     h: Tensor,
@@ -788,14 +773,7 @@ def scan(
     return result[0], result[1], result[2]
 
 
-def _hidden(use: Use) -> Terms:
-    if "weight" in use.trained:
-        yield "weight", Outer([(use.gradient, use.saved["before"])])
-    if "bias" in use.trained:
-        yield "bias", Dense(wide(use.gradient).sum(1))
-
-
-_HIDDEN = Rule("recurrence", (), ("weight", "bias"), ("before",), _hidden)
+_HIDDEN = Rule("recurrence", (), ("weight", "bias"), ("input",), _linear)
 
 
 def _scan_in_lanes(mode: VmapMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -814,14 +792,7 @@ def _scan_in_lanes(mode: VmapMode, func: Any, args: tuple[Any, ...], kwargs: dic
 
     def side_by_side(value: Tensor | None, at: int) -> Tensor | None:
         # Lanes moved to dimension ``at``, before the batch, and both flattened into one dimension.
-        if value is None:
-            return None
-        whole, dim = boundary.physical(value) if boundary.is_lane(value) else (None, 0)
-        if whole is None:
-            whole = value.unsqueeze(at).expand(*value.shape[:at], size, *value.shape[at:])
-        else:
-            whole = whole.movedim(dim, at)
-        return whole.flatten(at, at + 1)
+        return None if value is None else _every(value, size).movedim(0, at).flatten(at, at + 1)
 
     def by_lane(value: Tensor) -> Tensor:
         # (time, lanes·batch, n) → (lanes, time·batch, n)
@@ -835,7 +806,7 @@ def _scan_in_lanes(mode: VmapMode, func: Any, args: tuple[Any, ...], kwargs: dic
         mode.count(trained)
 
         def emit(gradient: Tensor, before: Tensor) -> None:
-            saved, roles = {"before": by_lane(before)}, frozenset(trained)
+            saved, roles = {"input": by_lane(before)}, frozenset(trained)
             mode.report(site, Use({}, detached, saved, by_lane(gradient), roles))
 
     with boundary.outside():
@@ -861,7 +832,7 @@ HANDLERS[scan] = _scan_in_lanes
 
 
 def _layers(
-    steps: CellSteps,
+    steps: Cell,
     x: Tensor,
     h0: Tensor,
     c0: Tensor | None,
@@ -937,7 +908,7 @@ def _time_first(mode: VmapMode, x: Tensor) -> Tensor:
         return boundary.lane(whole.movedim(dim, 1).contiguous(), 1, mode.level)
 
 
-def _whole(steps: CellSteps, cell: bool) -> Callable[..., Any]:
+def _whole(steps: Cell, cell: bool) -> Callable[..., Any]:
     def layers(mode: VmapMode, x: Tensor, second: Any, third: Any, *rest: Any) -> Any:
         if isinstance(third, bool):  # in a supported call the third argument is no bool
             raise TypeError("a recurrent layer is called with states and a list of weights")
@@ -955,7 +926,7 @@ def _whole(steps: CellSteps, cell: bool) -> Callable[..., Any]:
 
 
 def _packed(
-    steps: CellSteps,
+    steps: Cell,
     cell: bool,
     data: Tensor,
     sizes: Tensor,

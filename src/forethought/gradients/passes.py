@@ -37,8 +37,8 @@ class _UntoldError(Exception):
     """The outputs of single examples cannot be joined into a batch."""
 
 
-def of_lanes(outputs: Any) -> Any:
-    """The model's outputs in lanes, as one batch.
+def of_lanes(outputs: Any, count: int) -> Any:
+    """The model's outputs in the first ``count`` lanes, as one batch.
 
     Raises:
         _UntoldError: the outputs have an unknown form.
@@ -46,7 +46,7 @@ def of_lanes(outputs: Any) -> Any:
 
     def joined(leaf: Any) -> Any:
         return (
-            _batch(boundary.rows(leaf).detach())
+            _batch(boundary.rows(leaf)[:count].detach())
             if isinstance(leaf, Tensor) and boundary.is_lane(leaf)
             else leaf
         )
@@ -96,49 +96,64 @@ def _batch(whole: Tensor) -> Tensor:
     return whole.flatten(0, 1)
 
 
-def check_loss(loss: Loss, together: Callable[[], Any], targets: Any, values: Tensor) -> None:
+def check_loss(
+    loss: Loss, together: Callable[[], Any], targets: Any, values: Tensor, alone: bool = False
+) -> None:
     """Compare the losses of one example at a time with the loss of all of them as one batch.
 
     Args:
         together: the model's outputs as one batch, from :func:`of_lanes` or :func:`of_all`.
         targets: of all examples. values: the losses, shape (examples,).
+        alone: True for outputs that were joined from those of single examples. Of shape (1, 1, n),
+            these do not tell where the batch is: in front, or in dimension 1, as in the last state
+            of an LSTM. The loss may then be that of either.
 
     Raises:
         Refused: the losses differ, or the loss has another shape than (examples,).
     """
-    size = values.shape[0]
     try:
         outputs = together()
     except _UntoldError:
         return
+    reason = _difference(loss, outputs, targets, values)
+    if reason and alone and _difference(loss, tree_map(_turned, outputs), targets, values) == "":
+        return
+    if reason:
+        raise boundary.Refused(reason)
+
+
+def _turned(leaf: Any) -> Any:
+    flat = not isinstance(leaf, Tensor) or leaf.dim() < 3 or leaf.shape[1] != 1
+    return leaf if flat else leaf.transpose(0, 1)
+
+
+def _difference(loss: Loss, outputs: Any, targets: Any, values: Tensor) -> str | None:
+    """The reason to refuse the loss; empty if there is none, None if nothing can be told."""
     before = torch.get_rng_state()
     try:
         with torch.no_grad():
             found = loss(outputs, targets)
     except Exception:  # a loss that is made for one example
-        return
+        return None
     finally:
         moved = not torch.equal(torch.get_rng_state(), before)
         torch.set_rng_state(before)
     if not isinstance(found, Tensor) or moved:
-        return
-    if tuple(found.shape) == (size, 1):
-        found = found[:, 0]
-    if tuple(found.shape) != (size,):
-        raise boundary.Refused(
-            f"loss(outputs, targets) must return one value per example, shape ({size},), not "
-            f"{tuple(found.shape)}; with torch losses use reduction='none' and take the mean "
-            "over each example's own values"
-        )
+        return None
+    try:
+        found = batches.losses(found, len(values))
+    except ValueError as error:
+        return str(error)
     one, other = values.detach().double(), found.detach().double()
     finite = torch.isfinite(one) & torch.isfinite(other)
     scale, gap = torch.maximum(one.abs(), other.abs())[finite], (one - other).abs()[finite]
     if scale.numel() and bool((gap > 0.05 * scale + 1e-3 * scale.max()).any()):
-        raise boundary.Refused(
+        return (
             "the loss gives an example another value when it sees the whole batch (in-batch "
             "negatives, mining, dividing by the batch size): give each example a loss of its own, "
             "or clip whole batches (groups=)"
         )
+    return ""
 
 
 # Passes over lanes that compute every example's gradients, and the reactions if one stops.
@@ -230,6 +245,7 @@ class _Attempt:
     ) -> None:
         self.model, self.loss, self.batch, self.trained = model, loss, batch, trained
         self._observe = observe
+        boundary.require_gradients(model)
         boundary.require_bare_torch()
         boundary.check()
         self._known = boundary.memory_of(model)
@@ -434,8 +450,7 @@ class _Attempt:
         inputs, targets = self.batch.some(index)
         with boundary.entered(size) as level:
             draws = None if self._masks is None else self._draws(self._masks, index)
-            observe = None if self._observe is None else _named(self._observe)
-            mode = VmapMode(size, level, places, settings, draws, observe, self._asked)
+            mode = VmapMode(size, level, places, settings, draws, self._observe, self._asked)
             mode.parameters = {*self._parameters}
             if self._shards is not None:
                 self._shards.lanes(mode)
@@ -476,8 +491,10 @@ class _Attempt:
             return
         try:
             with boundary.outside():
-                flat = batches.mapped(targets, lambda leaf: leaf.flatten(0, 1))
-                check_loss(self.loss, partial(of_lanes, outputs), flat, values)
+                count = self.batch.count  # without those that fill up the block
+                flat = batches.mapped(targets, lambda leaf: leaf.flatten(0, 1)[:count])
+                together = partial(of_lanes, outputs, count)
+                check_loss(self.loss, together, flat, values[:count], alone=True)
         finally:
             surroundings.restore()
         self._known.judge(self.loss)
@@ -542,18 +559,11 @@ class _Attempt:
             if answers:
                 outputs, values = zip(*answers, strict=True)
                 targets = batches.mapped(self.batch.targets, lambda leaf: leaf[: len(values)])
-                check_loss(self.loss, partial(of_all, outputs), targets, torch.stack(values))
+                check_loss(self.loss, partial(of_all, outputs), targets, torch.stack(values), True)
                 self._known.judge(self.loss)
             return found
         finally:
             self._restore()
-
-
-def _named(observe: Callable[[str, str, Term], None]) -> vmap_mode.Observer:
-    def named(place: vmap_mode.ParameterView, rule: str, term: Term) -> None:
-        observe(getattr(place, "name", ""), rule, term)
-
-    return named
 
 
 # Gradients of one lane after another, for models that vmap cannot run: slow, but exact.
@@ -692,8 +702,7 @@ def one_at_a_time(
     Raises:
         Refused: the model changes itself, or keeps values of an example.
     """
-    rows: dict[str, list[Tensor]] = {name: [] for name in ("loss",) if trained is None}
-    rows |= {name: [] for name in trained or ()}
+    rows: dict[str, list[Tensor]] = {name: [] for name in trained or ("loss",)}
     first: dict[str, Any] | None = None
     # Each lane has its own seed, so that the numbers one lane draws do not affect the next.
     seeds = torch.randint(2**62, (batch.count + 1,)).tolist()
@@ -757,7 +766,7 @@ def _run(
 def _check(
     alone: Alone, state: boundary.ModuleState, restore: Callable[[], None]
 ) -> dict[str, Any]:
-    changed = boundary.copied(state.changes())
+    changed: dict[str, Any] = boundary.copied(state.changes())
     written = state.parameters_changed()
     restore()
     if written:

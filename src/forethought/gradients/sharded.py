@@ -275,11 +275,17 @@ class Gathering:
 
     def _enter(self, module: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
         self._gather(module)
-        args, kwargs = self._passed((args, kwargs), partial(self._done, module), _cast(module))
+        policy = module._get_fsdp_state()._mp_policy
+        args, kwargs = self._passed(
+            (args, kwargs),
+            partial(self._done, module),
+            policy.cast_forward_inputs and policy.param_dtype,
+        )
         return args, kwargs
 
     def _leave(self, module: Any, output: Any) -> Any:
-        output = self._passed(output, partial(self._again, module), _output(module))
+        dtype = module._get_fsdp_state()._mp_policy.output_dtype
+        output = self._passed(output, partial(self._again, module), dtype)
         # A module that runs again in the backward pass is sharded when that pass leaves it.
         if module is not self._root and module not in self._backward:
             with boundary.plain_torch():
@@ -304,7 +310,7 @@ class Gathering:
     def _passed(self, values: Any, on_the_way_back: Callable[[], None], dtype: Any) -> Any:
         """The same values; ``on_the_way_back`` is called when all their gradients are known."""
         leaves, form = tree_flatten(values)
-        if dtype is not None:
+        if dtype:
             leaves = [
                 leaf.to(dtype) if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf
                 for leaf in leaves
@@ -339,14 +345,3 @@ class _Passed(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor | None) -> Any:
         ctx.tell()
         return None, *gradients
-
-
-def _cast(module: Any) -> torch.dtype | None:
-    policy = module._get_fsdp_state()._mp_policy
-    found: torch.dtype | None = policy.param_dtype if policy.cast_forward_inputs else None
-    return found
-
-
-def _output(module: Any) -> torch.dtype | None:
-    found: torch.dtype | None = module._get_fsdp_state()._mp_policy.output_dtype
-    return found

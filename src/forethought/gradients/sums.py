@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache, reduce
+from functools import cached_property, lru_cache, partial, reduce
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -57,24 +57,16 @@ def rates(device: torch.device) -> Rates:
 SLACK = 1 + 2.0**-40
 """A factor that covers the rounding of a few float64 operations on a bound."""
 
+# u, the unit roundoff: half the distance from 1 to the next larger number.
 _UNIT = {torch.float32: 2.0**-24, torch.float64: 2.0**-53}
+# The largest error of one operation by underflow: subnormals may be flushed to zero.
 _TINY = {torch.float32: 2.0**-126, torch.float64: 2.0**-1022}
-
-
-def unit(dtype: torch.dtype) -> float:
-    """u, the unit roundoff: half the distance from 1 to the next larger number."""
-    return _UNIT[dtype]
 
 
 def gamma(roundings: float, dtype: torch.dtype) -> float:
     """γ_n = n·u/(1 − n·u) with n two larger, for the arithmetic that uses it; inf if n·u ≥ 1/2."""
-    part = (roundings + 2) * unit(dtype)
+    part = (roundings + 2) * _UNIT[dtype]
     return part / (1 - part) if part < 0.5 else float("inf")
-
-
-def tiny(dtype: torch.dtype) -> float:
-    """The largest error of one operation by underflow: subnormals may be flushed to zero."""
-    return _TINY[dtype]
 
 
 # The settings that let torch compute float32 products in TF32 or bfloat16 (torch 2.9 and later).
@@ -100,18 +92,14 @@ def exactly(kind: str) -> Iterator[None]:
     Args:
         kind: the device type, as "cpu" or "cuda".
     """
-    with turns, _exactly(kind):
-        yield
-
-
-def _exactly(kind: str) -> AbstractContextManager[None]:
-    if _PRODUCTS:
-        exact = all(products.fp32_precision in _EXACT for products in _PRODUCTS)
-    else:
-        exact = torch.get_float32_matmul_precision() == "highest"
-    if exact and not torch.is_autocast_enabled(kind):
-        return torch.no_grad()
-    return _plainly(kind)
+    with turns:
+        if _PRODUCTS:
+            exact = all(products.fp32_precision in _EXACT for products in _PRODUCTS)
+        else:
+            exact = torch.get_float32_matmul_precision() == "highest"
+        exact = exact and not torch.is_autocast_enabled(kind)
+        with torch.no_grad() if exact else _plainly(kind):
+            yield
 
 
 @contextmanager
@@ -153,11 +141,6 @@ def roundings(count: int, length: int = RUN) -> int:
     return min(count, length) + math.ceil(count / length)
 
 
-def square_sums(values: Tensor) -> Tensor:
-    """Upper bounds of Σ v² over the last dimension, float64."""
-    return lengths(values).square_().mul_(SLACK)
-
-
 def lengths(values: Tensor) -> Tensor:
     """Upper bounds of the norms along the last dimension, float64."""
     count, kind = values.shape[-1], values.dtype
@@ -165,7 +148,7 @@ def lengths(values: Tensor) -> Tensor:
         norms: Tensor = torch.linalg.vector_norm(values, dim=-1, dtype=torch.float64)
         norms.mul_(1 + gamma(count + 16, torch.float64) + 2.0**-45)
         # Squares of float32 numbers do not underflow in float64.
-        return norms if kind == torch.float32 else norms.add_(math.sqrt(count * tiny(kind)))
+        return norms if kind == torch.float32 else norms.add_(math.sqrt(count * _TINY[kind]))
     if count <= RUN:
         run = count
         norms = torch.linalg.vector_norm(values, dim=-1).double()
@@ -179,7 +162,7 @@ def lengths(values: Tensor) -> Tensor:
         norms = squares.sqrt_()
     # A norm's relative error is half that of its square. A square that underflows may become zero.
     most = gamma(run + 16, kind) / 2 + 2.0**-40
-    return norms.mul_(1 + most).add_(math.sqrt(count * tiny(kind)))
+    return norms.mul_(1 + most).add_(math.sqrt(count * _TINY[kind]))
 
 
 def in_blocks(total: int, length: int, part: Callable[[int, int], Tensor]) -> Tensor:
@@ -198,29 +181,46 @@ def in_blocks(total: int, length: int, part: Callable[[int, int], Tensor]) -> Te
 MANY, LEAST_PRODUCTS = 1 << 15, 1 << 22
 
 
-def _by_onednn() -> Callable[..., Tensor] | None:
-    """oneDNN's product of a matrix and a transposed one; None: take torch's."""
+def _product(one: Tensor, other: Tensor, bias: Tensor | None) -> Tensor:
+    """oneDNN's product of a matrix and a transposed one, plus the bias."""
+    found: Tensor = torch.ops.mkldnn._linear_pointwise(one, other, bias, "none", [], "")
+    return found
+
+
+def _onednn_is_faster() -> bool:
     try:
         with Path("/proc/cpuinfo").open("rb") as told:
             if b"GenuineIntel" in told.read(1 << 12) or not torch._C.has_mkl:
-                return None
-        call = torch.ops.mkldnn._linear_pointwise
-        call(torch.ones(2, 3), torch.ones(2, 3), None, "none", [], "")
+                return False
+        ones = torch.ones(2, 3, dtype=torch.float32, device="cpu")
+        _product(ones, ones, None)
     except (OSError, AttributeError, RuntimeError):  # not Linux; an operator of torch's own
-        return None
-    return lambda one, other, bias: call(one, other, bias, "none", [], "")
+        return False
+    return True
 
 
-_onednn = _by_onednn()
+_BY_ONEDNN = _onednn_is_faster()
+
+
+def _plain(value: Tensor) -> bool:
+    # The operator takes the memory of a tensor as it is: only of ordinary ones is that the value.
+    return (
+        value.dtype == torch.float32
+        and value.device.type == "cpu"
+        and value.layout is torch.strided
+        and type(value) in (Tensor, torch.nn.Parameter)
+    )
 
 
 def _large(one: Tensor, other: Tensor) -> bool:
     """True if oneDNN takes one @ other; ``other`` or its transpose has to be without gaps."""
     return (
-        _onednn is not None
-        and one.dtype == other.dtype == torch.float32
-        and one.device.type == other.device.type == "cpu"
+        _BY_ONEDNN
         and other.numel() >= MANY
+        and _plain(one)
+        and _plain(other)
+        and other.dim() == 2
+        and one.shape[-1] == other.shape[0]
         and (other.is_contiguous() or other.t().is_contiguous())
         and bool(torch.backends.mkldnn.enabled)
     )
@@ -229,30 +229,33 @@ def _large(one: Tensor, other: Tensor) -> bool:
 def matmul(one: Tensor, other: Tensor) -> Tensor:
     """one @ other of two matrices."""
     watched = torch.is_grad_enabled() and (one.requires_grad or other.requires_grad)
-    if not watched and _large(one, other):
-        assert _onednn is not None
-        return _onednn(one, other.t(), None)
-    return one @ other
+    if watched or not _large(one, other):
+        return one @ other
+    return _product(one, other.t(), None)
 
 
 class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(weight)
-        assert _onednn is not None
-        return _onednn(x, weight, bias)
+        return _product(x, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        weight = ctx.saved_tensors[0]
-        found = fast_linear(gradient, weight.t(), None)
-        return gradient @ weight if found is None else found, None, None
+        return fast_linear(gradient, ctx.saved_tensors[0].t(), None), None, None
 
 
-def fast_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None:
-    """F.linear of a matrix by oneDNN; weight and bias need no gradient. None: torch is faster."""
-    if x.dim() < 2 or not _large(x, weight.t()):
-        return None
+def fast_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """F.linear by oneDNN, or by torch where oneDNN is slower or does not know the form.
+
+    The weight and the bias need no gradient.
+    """
+    known = x.dim() >= 2 and weight.dim() == 2 and _large(x, weight.t())
+    if not known or (bias is not None and not (bias.shape == weight.shape[:1] and _plain(bias))):
+        return F.linear(x, weight, bias)
+    if bias is not None:
+        # The operator reads n numbers in a row from where the bias begins, whatever its strides.
+        bias = bias.contiguous()
     found: Tensor = _Linear.apply(x, weight, bias)  # type: ignore[no-untyped-call]
     return found
 
@@ -275,7 +278,7 @@ def product_in_blocks(
         one = one.contiguous()
     # On the CPU a few rows at a time are still in the cache when they are converted; other devices
     # take all at once. One buffer: new memory for every block costs as much as the products.
-    step = max(FEW_ROWS, CACHED // max(1, columns)) if one.device.type == "cpu" else rows
+    step = max(FEW_ROWS, CACHED // max(1, columns)) if one.device.type == "cpu" else max(1, rows)
     buffer = one.new_empty(min(step, rows), columns) if total > length and not fast else None
     for at in range(0, rows, step):
         few = one[at : at + step]
@@ -387,7 +390,7 @@ def row_sums(left: OneHot, right: Tensor) -> Tensor:
     key = left.index + left.size * torch.arange(batch, device=right.device).unsqueeze(1)
     rows, place = torch.unique(key, return_inverse=True)
     sums = right.new_zeros(rows.numel(), n).index_add_(0, place.flatten(), right.reshape(-1, n))
-    squares = square_sums(sums)
+    squares = lengths(sums).square_().mul_(SLACK)
     owner = torch.div(rows, left.size, rounding_mode="floor")
     return squares.new_zeros(batch).index_add_(0, owner, squares)
 
@@ -433,7 +436,7 @@ def gram_measures(left: Tensor, right: Tensor) -> Tensor:
         # The diagonal holds sums of squares, in which nothing cancels.
         width, kind = values.shape[2], values.dtype
         long = torch.cat(parts, 1).mul_(1 + 2 * gamma(roundings(width) + 4, kind))
-        sides.append(long.add_(width * tiny(kind)).sqrt_().mul_(SLACK))
+        sides.append(long.add_(width * _TINY[kind]).sqrt_().mul_(SLACK))
     first, second = sides
     return torch.stack(
         [
@@ -628,8 +631,6 @@ class Dense(_DerivedAnswers):
         batch, size = values.shape
         if length is not None:
             narrow = factors.to(values.dtype)
-            if batch <= length:
-                return (narrow @ values).double().view(self.values.shape[1:])
             total = in_blocks(batch, length, lambda at, to: narrow[at:to] @ values[at:to])
             return total.double().view(self.values.shape[1:])
         total = torch.empty(size, dtype=torch.float64, device=values.device)
@@ -725,6 +726,10 @@ class Outer(_DerivedAnswers):
     blocks: Sequence[Block]
     transposed: bool = False
 
+    def __post_init__(self) -> None:
+        # A map of no rows adds nothing to others.
+        self.blocks = [block for block in self.blocks if block[1].shape[1]] or self.blocks[:1]
+
     @property
     def shape(self) -> tuple[int, int]:
         """The shape of the parameter."""
@@ -770,9 +775,7 @@ class Outer(_DerivedAnswers):
 
     def _writing_wins(self) -> bool:
         batch, time, m, n = self._sizes
-        if time == 1 and len(self.blocks) == 1:
-            return False
-        if self._hot:
+        if time <= 1 or self._hot:
             return False
         rate = rates(self.blocks[0][1].device)
         width = self.blocks[0][1].element_size()
@@ -788,6 +791,8 @@ class Outer(_DerivedAnswers):
     def bounds(self) -> TermBounds:
         if len(self.blocks) == 1:
             left, right = self.blocks[0]
+            if not right.shape[1]:
+                return TermBounds(right.new_zeros(len(right), dtype=torch.float64))
             if isinstance(left, Tensor) and right.shape[1] == 1:
                 one, other = lengths(wide(left)), lengths(wide(right))
                 return TermBounds((one * other)[:, 0], None, (one + other)[:, 0])
@@ -808,7 +813,7 @@ class Outer(_DerivedAnswers):
             if len(self.blocks) == 1 and isinstance(left, OneHot):
                 value = row_sums(left, wide(right))
                 # ‖computed sums of rows‖ is within γ_T·mass (and underflow) of the exact norm.
-                off = gamma(time, kind) * masses + time * n * tiny(kind)
+                off = gamma(time, kind) * masses + time * n * _TINY[kind]
                 return value, (2 * value.sqrt() + off) * off, masses, reach
             value = masses.new_zeros(())
             for i, one in enumerate(self.blocks):
@@ -816,7 +821,7 @@ class Outer(_DerivedAnswers):
                 for other in self.blocks[i + 1 :]:
                     value = value + 2 * inner(one, other)
         most = roundings(m) + roundings(n) + time + 8
-        lost = 2 * tiny(kind) * (m + n + 2) * (reached + time).square()
+        lost = 2 * _TINY[kind] * (m + n + 2) * (reached + time).square()
         return value, gamma(most, kind) * masses.square() + lost, masses, reach
 
     def summed(self, factors: Tensor, length: int | None) -> Tensor:
@@ -888,7 +893,7 @@ class Outer(_DerivedAnswers):
     def way(self) -> str:
         if self._hot:
             return "row sums" if len(self.blocks) == 1 else "ghost, tied"
-        if self._sizes[1] == 1:
+        if self._sizes[1] <= 1:
             return "product of norms"
         return "per-example" if self._writing_wins() else "ghost"
 
@@ -962,57 +967,45 @@ class _Around(_DerivedAnswers):
         return self.term.way()
 
 
+@dataclass
 class Moved(_Around):
     """A term whose gradients are put at other places of the parameter: same numbers, same norms.
 
-    A subclass defines the places (:meth:`moved`), and the same places for another term
-    (:meth:`around`).
+    Attributes:
+        move: rows of the term's shape → rows of the parameter's shape, any number of them.
     """
 
-    def moved(self, rows: Tensor) -> Tensor:
-        """Rows of the term's shape as rows of the parameter's shape, any number of them."""
-        raise NotImplementedError
+    term: BoundedTerm
+    move: Callable[[Tensor], Tensor]
 
-    def around(self, term: Term) -> Moved:
-        """Another term, moved to the same places."""
-        raise NotImplementedError
+    def _around(self, term: Term) -> Moved:
+        return Moved(bounded(term), self.move)
 
     def bounds(self) -> TermBounds:
         return self.term.bounds()
 
     def summed(self, factors: Tensor, length: int | None) -> Tensor:
-        return self.moved(self.term.summed(factors, length).unsqueeze(0))[0]
+        return self.move(self.term.summed(factors, length).unsqueeze(0))[0]
 
     def rows(self) -> Tensor:
-        return self.moved(self.term.rows())
+        return self.move(self.term.rows())
 
     def picked(self, index: Tensor) -> Moved:
-        return self.around(self.term.picked(index))
+        return self._around(self.term.picked(index))
 
     def without(self, bad: Tensor) -> Moved:
-        return self.around(self.term.without(bad))
+        return self._around(self.term.without(bad))
 
     def settled(self) -> Moved:
-        return self.around(self.term.settled())
+        return self._around(self.term.settled())
 
 
-@dataclass
-class Placed(Moved):
-    """The term of a view of a parameter, as a term of the whole parameter."""
-
-    term: BoundedTerm
-    shape: tuple[int, ...]
-    geometry: Geometry
-
-    def moved(self, rows: Tensor) -> Tensor:
-        whole = rows.new_zeros(rows.shape[0], *self.shape)
-        size, step = (rows.shape[0], *self.geometry.size), whole[0].numel()
-        view = whole.as_strided(size, (step, *self.geometry.stride), self.geometry.offset)
-        view.copy_(rows)
-        return whole
-
-    def around(self, term: Term) -> Placed:
-        return Placed(bounded(term), self.shape, self.geometry)
+def _into(shape: tuple[int, ...], view: Geometry, rows: Tensor) -> Tensor:
+    """Rows of a view of a parameter as rows of the whole parameter, of this shape."""
+    whole = rows.new_zeros(rows.shape[0], *shape)
+    size, step = (rows.shape[0], *view.size), whole[0].numel()
+    whole.as_strided(size, (step, *view.stride), view.offset).copy_(rows)
+    return whole
 
 
 class _Several(_DerivedAnswers):
@@ -1165,9 +1158,6 @@ class Unused(_DerivedAnswers):
             torch.zeros(self._size, dtype=torch.float64, device=self._parameter.device)
         )
 
-    def weighted(self, factors: Tensor) -> Tensor:
-        return self.summed(factors, None)
-
     def off(self, length: int | None) -> float:
         return 0.0
 
@@ -1209,7 +1199,7 @@ def combine(uses: Iterable[tuple[Slot, Term]]) -> Term:
     for place, same in by_place.items():
         merged = _merge(same)
         if place.geometry is not None:
-            merged = Placed(bounded(merged), place.shape, place.geometry)
+            merged = Moved(bounded(merged), partial(_into, place.shape, place.geometry))
         terms.append(merged)
     if len(terms) == 1:
         return terms[0]
@@ -1355,7 +1345,7 @@ class Convolved(_DerivedAnswers):
         reach = found[:, 2].view(-1, groups).amax(1)
         most = roundings(image.shape[1]) + self.window.cells + roundings(gradient.shape[1])
         slack = gamma(most + self._positions + 8, kind) * masses.square()
-        slack += 2 * tiny(kind) * (self.breadth + 1) * (1 + reach).square() * self._positions**2
+        slack += 2 * _TINY[kind] * (self.breadth + 1) * (1 + reach).square() * self._positions**2
         return bounds_of(self, value, slack, masses, reach, at_once=len(masses))
 
     def _pixel_gram(self, image: Tensor, gradient: Tensor) -> Tensor:
@@ -1523,22 +1513,8 @@ class Convolved(_DerivedAnswers):
         spaces = zip(image.shape[2:], self.gradient.shape[2:], strict=True)
         if any(one != other for one, other in spaces):
             return None
-        flat = Outer([(self.gradient.flatten(2).mT, image.flatten(2).mT)])
-        return _Reshaped(flat, self._shape)
-
-
-@dataclass
-class _Reshaped(Moved):
-    """A term whose gradients are reshaped to the parameter's shape."""
-
-    term: BoundedTerm
-    shape: tuple[int, ...]
-
-    def moved(self, rows: Tensor) -> Tensor:
-        return rows.reshape(rows.shape[0], *self.shape)
-
-    def around(self, term: Term) -> _Reshaped:
-        return _Reshaped(bounded(term), self.shape)
+        flat, shape = Outer([(self.gradient.flatten(2).mT, image.flatten(2).mT)]), self._shape
+        return Moved(flat, lambda rows: rows.reshape(rows.shape[0], *shape))
 
 
 # Constants of the theorem that a sum of contributions keeps its bound in floating point.
@@ -1568,7 +1544,9 @@ OWN = 1 - 2.0**-7
 # Clipping rules: from the norms of contributions to the factors that bound them.
 #
 # A rule sees norms only, never a gradient. Its factors are capped so that no scaled contribution
-# exceeds the clipping norm: a wrong rule costs accuracy, not privacy.
+# exceeds the clipping norm. The rest is the rule's own part: it is given the norms of all
+# contributions, and must form each one's factor from that one's norms. A rule that looks at others
+# (their mean, their rank) lets one record move what all others add, and no bound holds.
 
 
 @dataclass(frozen=True)
@@ -1597,7 +1575,10 @@ Sums = tuple[dict[str, Tensor], Tensor]
 """Parameter name → clipped sum, float64, and the norms before clipping, shape (contributions,)."""
 
 ClippingRule = Callable[[Norms, float], Tensor]
-"""(norms, clip_norm) → factors, shape (contributions,) or (parameters, contributions)."""
+"""(norms, clip_norm) → factors, shape (contributions,) or (parameters, contributions).
+
+Each factor must follow from the norms of its own contribution alone.
+"""
 
 
 def flat(norms: Norms, clip_norm: float) -> Tensor:
@@ -1659,12 +1640,9 @@ def rule(clip: Clip) -> ClippingRule:
     return flat
 
 
-_ROUNDING = {kind: torch.finfo(kind).eps for kind in (torch.float32, torch.float64)}
-
-
 def _margin(table: Tensor) -> float:
     # Norms of n parameters are added with n roundings, and a few more follow.
-    return 1 + (32 + table.shape[0]) * _ROUNDING[table.dtype]
+    return 1 + 2 * (32 + table.shape[0]) * _UNIT[table.dtype]
 
 
 def flat_factors(norms: Norms, clip_norm: float) -> Tensor:
@@ -1868,7 +1846,7 @@ def block_lengths(
         ValueError: not even float64 keeps the error within ``limits.allowed``.
     """
     certificate = _Certificate(held, factors, measured, limits)
-    longest = max(term.added for term in held)
+    longest = max(1, *(term.added for term in held))
     whole = certificate.blocks(longest)
     if certificate.at_worst(whole) <= limits.allowed:
         return whole
@@ -1929,7 +1907,7 @@ class _Certificate:
         ]
 
     def _lost(self, at: int, length: int | None) -> float:
-        return tiny(torch.float64 if length is None else torch.float32) * self._small[at]
+        return _TINY[torch.float64 if length is None else torch.float32] * self._small[at]
 
     def at_worst(self, blocks: Sequence[int | None]) -> float:
         """The largest error for any norms: Σ_b ‖contribution_b‖ ≤ B·C bounds all masses."""
@@ -2043,7 +2021,7 @@ def _scaled(
     widened = sum(use.inputs.numel() for use in uses)
     if dtype == torch.float64 and (rows * products > FEW_PRODUCTS or widened > FEW_INPUTS):
         return None
-    lost = tiny(torch.float32) * rows * products * SAFE
+    lost = _TINY[torch.float32] * rows * products * SAFE
     rounded = gamma(4, torch.float32) + gamma(rows, dtype)
     off = rounded * size * clip_norm + lost
     allowed = clip_norm * (CHARGE / 2) * OWN * size / whole

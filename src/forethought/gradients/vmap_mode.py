@@ -197,12 +197,7 @@ class Draws:
     def mask(self, shape: tuple[int, ...], chance: float, like: Tensor) -> Tensor:
         """The next dropout mask for the lanes of this pass, shape (lanes, *shape)."""
         self.number += 1
-        mask = self._masks.mask(self.number, shape, chance, like)
-        return self.narrowed(mask, 0)
-
-    def widened(self, whole: Tensor, dim: int) -> Tensor:
-        """A physical tensor of this pass, extended to all lanes of the batch along ``dim``."""
-        return whole.index_select(dim, self._fill.to(whole.device))
+        return self.narrowed(self._masks.mask(self.number, shape, chance, like), 0)
 
     def narrowed(self, whole: Tensor, dim: int) -> Tensor:
         """A physical tensor of all lanes of the batch, narrowed to the lanes of this pass."""
@@ -251,7 +246,7 @@ class Draws:
                     return value.clone() if copy else value
                 with outside():
                     whole, dim = physical(value)
-                    whole = self.widened(whole, dim)
+                    whole = whole.index_select(dim, self._fill.to(whole.device))
                 return lane(whole, dim, inner)
 
             drawn = func(*tree_map(widen, args), **tree_map(widen, dict(kwargs)))
@@ -284,7 +279,9 @@ class Draws:
 def sums_to(values: Tensor, shape: Sequence[int]) -> Tensor:
     """Reduce (B, …) per example to (B, *shape): the reverse of broadcasting ``shape``."""
     extra = values.dim() - 1 - len(shape)
-    dims, given = [*range(1, 1 + extra)], values.shape[1 + extra :]
+    # A sum over a single number would be a copy.
+    dims = [dim for dim in range(1, 1 + extra) if values.shape[dim] != 1]
+    given = values.shape[1 + extra :]
     dims += [1 + extra + i for i, size in enumerate(shape) if size == 1 and given[i] != 1]
     total = wide(values)
     total = total.sum(dims) if dims else total
@@ -544,15 +541,17 @@ def vjp_rows(
     return whole
 
 
+def looked_up(index: Tensor, size: int, padding: int | None, gradient: Tensor) -> Outer:
+    """The term of a table, from the gradients (B, T, n) of its rows at ``index`` (B, T)."""
+    if padding is not None:
+        gradient = gradient.masked_fill((index == padding % size).unsqueeze(2), 0)
+    return Outer([(OneHot(index.long(), size), gradient)])
+
+
 def _table_term(place: LookedUp, term: Term) -> Term:
-    rows = term.rows()
-    gradient = rows.reshape(rows.shape[0], -1, place.table.shape[1])
-    index = place.index.flatten()
-    if place.padding is not None:
-        blank = index == place.padding % place.table.shape[0]
-        gradient = gradient.masked_fill(blank.view(1, -1, 1), 0)
-    index = index.unsqueeze(0).expand(rows.shape[0], -1)
-    return Outer([(OneHot(index, place.table.shape[0]), gradient)])
+    rows, (size, width) = term.rows(), place.table.shape
+    index = place.index.flatten().expand(rows.shape[0], -1)
+    return looked_up(index, size, place.padding, rows.reshape(rows.shape[0], -1, width))
 
 
 # Reports of the backward pass: the output gradients of calls with a rule, one row for each example.
@@ -587,10 +586,9 @@ class Site:
     def use(self, gradient: Tensor, saved: tuple[Tensor, ...]) -> Use:
         """The :class:`Use` for the rule: all tensors with the examples in dimension 0."""
         out, *dims = self.dims
-        assert out is not None  # tap() is called for lane tensors only
         every = zip(self.saved, saved, dims, strict=True)
         values = {name: self._front(value, dim) for name, value, dim in every}
-        gradient = gradient.movedim(out, 0) if out else gradient
+        gradient = self._front(gradient, out)
         return Use(self.arguments, self.parameters, values, gradient, frozenset(self.trained))
 
     def _front(self, value: Tensor, dim: int | None) -> Tensor:
@@ -652,8 +650,6 @@ HANDLERS: dict[Any, Handler] = {}
 ALWAYS: dict[Any, Handler] = {}
 """Handlers that are also called if no argument is a lane tensor."""
 
-Observer = Callable[[ParameterView, str, Term], None]
-
 
 def handles(*functions: Any, always: bool = False) -> Callable[[Handler], Handler]:
     """Register a handler for calls of ``functions``; ``always``: also without lane tensors."""
@@ -692,7 +688,8 @@ class VmapMode(TorchFunctionMode):
     Args:
         places: the relation of tensors to trained parameters.
         draws: random numbers for a batch whose lanes may diverge; None: torch's own.
-        observe: called with every use (place, rule's name, term), before the use is kept.
+        observe: called with every use (parameter's name, rule's name, term), before it is kept;
+            the name is empty for a tensor that is computed from parameters.
         before_answer: called with the values of all lanes before one of them reaches Python.
 
     Attributes:
@@ -709,7 +706,7 @@ class VmapMode(TorchFunctionMode):
         places: ParameterViews,
         settings: PassSettings,
         draws: Draws | None = None,
-        observe: Observer | None = None,
+        observe: Callable[[str, str, Term], None] | None = None,
         before_answer: Callable[[Sequence[Hashable]], None] = lambda keys: None,
     ) -> None:
         super().__init__()
@@ -851,7 +848,7 @@ class VmapMode(TorchFunctionMode):
         if changes(func, args, kwargs):
             self._check_target(kwargs.get("out", args[0] if args else None))
         run = PHYSICAL.get(func)
-        if run is not None and self._any_lane(args):
+        if run is not None and any(isinstance(v, Tensor) and is_lane(v) for v in args):
             self.here()
             result = run(self, func, *args, **kwargs)
             if result is not NotImplemented:
@@ -870,9 +867,6 @@ class VmapMode(TorchFunctionMode):
                 "values of the examples are written into a tensor that is not theirs (a buffer, a "
                 "parameter, or one kept from elsewhere): compute a new tensor instead"
             ) from error
-
-    def _any_lane(self, values: tuple[Any, ...]) -> bool:
-        return any(isinstance(value, Tensor) and is_lane(value) for value in values)
 
     def _check_target(self, value: Any) -> None:
         if not isinstance(value, Tensor):
@@ -999,7 +993,7 @@ class VmapMode(TorchFunctionMode):
 
     def _add(self, place: ParameterView, rule: str, term: Term) -> None:
         if self._observe is not None:
-            self._observe(place, rule, term)
+            self._observe(getattr(place, "name", ""), rule, term)
         # Several linear uses of one weight are joined first, and settled afterwards.
         joined = isinstance(term, Outer) and self._times[place] > 1
         self.uses.append((place, term if joined else term.settled()))
@@ -1238,20 +1232,14 @@ class _Notes:
     def __init__(self, needs: tuple[bool, ...]) -> None:
         self.needs_input_grad = needs
         self.saved_tensors: tuple[Any, ...] = ()
-        self.unneeded: tuple[Tensor, ...] = ()
-        self.filled = True
 
     def save_for_backward(self, *tensors: Any) -> None:
         self.saved_tensors = tensors
 
-    def save_for_forward(self, *tensors: Any) -> None:
+    def save_for_forward(self, *_: Any) -> None:
         pass
 
-    def mark_non_differentiable(self, *tensors: Tensor) -> None:
-        self.unneeded = tensors
-
-    def set_materialize_grads(self, value: bool) -> None:
-        self.filled = value
+    mark_non_differentiable = set_materialize_grads = save_for_forward
 
     def mark_dirty(self, *tensors: Tensor) -> None:
         raise NotVectorisable(
@@ -1601,7 +1589,8 @@ def module_at_fault(model: nn.Module, error: BaseException) -> str:
     return found or type(model).__name__
 
 
-_WRONG = (AttributeError, NameError, AssertionError)  # torch raises others for a model's errors
+# torch raises others for a model's errors
+_WRONG = (AttributeError, NameError, AssertionError, ZeroDivisionError)
 
 
 def own_fault(error: BaseException) -> None:

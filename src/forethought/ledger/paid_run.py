@@ -17,6 +17,7 @@ import math
 import os
 import secrets
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -376,11 +377,8 @@ def _fewer_rounds(charge: Charge) -> Advice:
 
 def most_rounds(mechanism: Mechanism, fits: Callable[[Mechanism], bool]) -> int:
     """The largest number of a mechanism's first rounds that fit; 0 if not even one fits."""
-    low, high = 0, len(mechanism)
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if fits(mechanism.first(middle)) else (low, middle - 1)
-    return low
+    counts = range(1, len(mechanism) + 1)
+    return bisect_left(counts, True, key=lambda count: not fits(mechanism.first(count)))
 
 
 class PaidRun:
@@ -432,8 +430,7 @@ class PaidRun:
         """
         self._require_unused(self._used)
         before, end = self._taken, self._taken + len(mechanism)
-        here = self.mechanism.first(end) if end <= len(self.mechanism) else None
-        if here is None or (here.after(before) if before else here) != mechanism:
+        if end > len(self.mechanism) or self.mechanism.between(before, end) != mechanism:
             raise BookError(
                 f"this is not the next plan of the series that reservation {self.number} is for, "
                 f"of which {before} of {len(self.mechanism)} rounds were handed on"
@@ -453,9 +450,7 @@ class PaidRun:
     ) -> Self:
         """This object, for a run whose rounds are its last ones. Raises BookError: another run."""
         ahead = len(self.mechanism) - len(mechanism)
-        own = self.mechanism
-        if ahead > 0:
-            own = own.after(ahead)
+        own = self.mechanism.after(ahead) if ahead > 0 else self.mechanism
         of_it = replace(self.charge, mechanism=own) if selection is None else self.charge
         asked = Charge(mechanism, group, self.charge.partition, selection, unit)
         if ahead < 0 or of_it != asked:
@@ -526,8 +521,7 @@ class PaidRun:
             return
         last = self._before if rounds <= self._before else len(self.mechanism)
         try:
-            part = self.mechanism.first(last)
-            part = part if rounds == 1 else part.after(rounds - 1)
+            part = self.mechanism.between(rounds - 1, last)
         except UnsupportedMechanismError as error:
             raise BookError(
                 f"round {rounds} would be released again with another sum, which cannot be paid "

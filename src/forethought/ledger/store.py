@@ -17,7 +17,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, date, datetime, timedelta
 from functools import cache
 from itertools import groupby
@@ -185,8 +185,8 @@ def open_book(
 
 _OTHER_UNIT: dict[book.Unit, str] = {
     "record": "plan it for one record, or open an account for persons",
-    "person": "plan it for persons ([data] person in a job, persons= in Python), or open an "
-    "account for records",
+    "person": "plan it for persons ([data] person in a job, persons= of forethought.plan; convex "
+    "descents and the estimators know records only), or open an account for records",
 }
 _FORMS = {
     "none": "is no book: make one with forethought ledger create",
@@ -293,7 +293,7 @@ class Store(book.Book):
             if one(turn.connection, ACCOUNTS, ACCOUNTS.c.data == account.data):
                 raise book.BookError(f"{account.data!r} has an account already")
             opened = replace(account, opened=account.opened or turn.at[:10])
-            values = {"account": chain.account_values(opened), "rule": chosen.to_dict()}
+            values = {"account": asdict(opened), "rule": chosen.to_dict()}
             texts = {name: canonical(value) for name, value in values.items()}
             turn.connection.execute(sa.insert(ACCOUNTS).values(data=account.data, **texts))
             _new_sums(turn, account.data, "", chosen)
@@ -450,8 +450,7 @@ class Store(book.Book):
 
     def holder(self, token: str) -> TokenHolder:
         """The holder of a token. Raises NotAllowedError: the token is unknown or was revoked."""
-        found = self._rows(sa.select(TOKENS).where(TOKENS.c.hash == _token_hash(token)))
-        row = found[0] if found else None
+        row = self._read(lambda on: one(on, TOKENS, TOKENS.c.hash == _token_hash(token)))
         if row is None or row.revoked:
             raise book.NotAllowedError("the token opens nothing: it is unknown, or was revoked")
         return TokenHolder(row.name, row.role)
@@ -472,8 +471,11 @@ class Store(book.Book):
         if call is not None and not 1 <= len(call) <= 64:
             raise book.BookError("a call's name has 1 to 64 characters")
 
+        own = {"data": data, "purpose": purpose, "charge": chain.charge_values(charge)}
+
         def work(turn: _Turn) -> Mapping[str, Any]:
-            if account.until is not None and turn.at[:10] > account.until:
+            # Not the entry's date: a wrong clock elsewhere may have moved it, for all later ones.
+            if account.until is not None and _text(now())[:10] > account.until:
                 raise book.BookError(f"the account of {data!r} ended on {account.until}")
             sums = _sums(turn.connection, data)
             after = _with(rule, data, sums, charge, costs)
@@ -482,23 +484,25 @@ class Store(book.Book):
             number = 1 + (
                 turn.connection.execute(sa.select(sa.func.max(RESERVATIONS.c.number))).scalar() or 0
             )
-            row = {"number": number, "data": data, "purpose": purpose, "at": turn.at}
-            texts = {"charge": canonical(chain.charge_values(charge)), "costs": _numbers(costs)}
-            turn.connection.execute(
-                sa.insert(RESERVATIONS).values(
-                    **row, **texts, actor=self.actor, status="reserved", mark=0
-                )
-            )
+            texts = {"charge": canonical(own["charge"]), "costs": _numbers(costs)}
+            life = {"actor": self.actor, "status": "reserved", "mark": 0, "at": turn.at}
+            row = {**own, **texts, **life, "number": number}
+            turn.connection.execute(sa.insert(RESERVATIONS).values(**row))
             _set_sums(turn, data, charge.partition, after)
-            values = {"reservation": number, "data": data, "purpose": purpose, "costs": [*costs]}
-            return {**values, "charge": chain.charge_values(charge)}
+            return {**own, "reservation": number, "costs": [*costs]}
 
         try:
             found = self._write("reserve", work, call)
         except _FullError as full:
-            over = self._over(account, rule, full.sums, charge)
-            told = {"data": data, "purpose": purpose, "left": over.epsilon_left}
-            values = {**told, "charge": chain.charge_values(charge)}
+            left = rule.left(sum_of(rule, data, full.args[0], charge.partition))
+            budget = account.budget
+            over = book.OverBudgetError(
+                f"this does not fit into the budget of {data!r} (ε {budget.epsilon:g} at δ "
+                f"{budget.delta:g}): what is left is one Gaussian release of ε {left:.4g} at that "
+                "δ; nothing was charged",
+                left,
+            )
+            values = {**own, "left": left}
             if self._kept.noting(self.actor):
                 with suppress(book.BookError):  # the refusal holds, even if it cannot be written
                     self._write("refuse", lambda turn: values)
@@ -518,71 +522,69 @@ class Store(book.Book):
 
     def begin(self, number: int, run: str) -> book.Reservation:
         _name("the run", run)
-
-        def work(turn: _Turn) -> Mapping[str, Any] | None:
-            held, _ = self._own(turn, number)
-            new = chain.begun(held, run)
-            changed = self._change(turn, held, new)
-            return {"reservation": number, "run": run} if changed else None
-
-        self._write("begin", work)
+        self._change("begin", number, lambda _, held: chain.begun(held, run), {"run": run})
         return self.reservation(number)
 
     def mark(
         self, number: int, rounds: int, *, run: str | None = None, begun: int | None = None
     ) -> None:
-        given = without_none({"run": run, "begun": begun})
-
-        def work(turn: _Turn) -> Mapping[str, Any] | None:
-            held, _ = self._own(turn, number)
-            new = chain.marked(held, rounds, run, begun)
-            changed = self._change(turn, held, new)
-            return {"reservation": number, "rounds": rounds, **given} if changed else None
-
-        self._write("mark", work)
+        values = without_none({"rounds": rounds, "run": run, "begun": begun})
+        marked = lambda _, held: chain.marked(held, rounds, run, begun)  # noqa: E731
+        self._change("mark", number, marked, values)
 
     def settle(self, number: int, rounds: int, *, run: str | None = None) -> book.Total:
-        def finished(turn: _Turn, held: book.Reservation) -> book.Reservation:
+        def settled(turn: _Turn, held: book.Reservation) -> book.Reservation:
             # No round has begun above the mark, so only a lower number asks for the marks.
             known = _begun(turn.connection, number) if rounds < held.mark else 0
             return chain.settled(held, rounds, run, known)
 
-        return self._finish("settle", number, rounds, finished, without_none({"run": run}))
+        values = without_none({"rounds": rounds, "run": run})
+        return self.total(self._change("settle", number, settled, values))
 
     def end(self, number: int, rounds: int, reason: str) -> book.Total:
         """See :meth:`Book.end`; analysts can end own reservations before they begin (0 rounds)."""
-        own = {"reason": _reason(reason)}
-        return self._finish("end", number, rounds, lambda _, held: chain.ended(held, rounds), own)
+        values = {"rounds": rounds, "reason": _reason(reason)}
 
-    def _finish(
+        def ended(_: _Turn, held: book.Reservation) -> book.Reservation:
+            if self.role != "owner" and (held.status != "reserved" or rounds):
+                raise book.NotAllowedError("only an owner ends a reservation that has begun")
+            return chain.ended(held, rounds)
+
+        return self.total(self._change("end", number, ended, values))
+
+    def _change(
         self,
         kind: str,
         number: int,
-        rounds: int,
-        finished: Callable[[_Turn, book.Reservation], book.Reservation],
+        changed: Callable[[_Turn, book.Reservation], book.Reservation],
         values: Mapping[str, Any],
-    ) -> book.Total:
+    ) -> str:
+        """Change a reservation, and its costs where it is over; returns its data set."""
         # A reservation's charge never changes, so its costs are computed before the transaction.
-        held = self._kept.charges.get(number) or self.reservation(number)
-        data, charge = held.data, held.charge
-        rule = self._known(data)[1]
-        now_costs = rule.costs(charge, chain.rounds_of(held, rounds))
+        first = self._kept.charges.get(number) or self.reservation(number)
+        data, charge = first.data, first.charge
+        rule, costs = self._known(data)[1], Sums()
+        if kind in ("settle", "end"):
+            costs = rule.costs(charge, chain.rounds_of(first, values["rounds"]))
 
         def work(turn: _Turn) -> Mapping[str, Any] | None:
-            held, costs = self._own(turn, number)
-            if kind == "end" and self.role != "owner" and (held.status != "reserved" or rounds):
-                raise book.NotAllowedError("only an owner ends a reservation that has begun")
-            new = finished(turn, held)
-            if not self._change(turn, held, new, costs=_numbers(now_costs)):
+            held, before = self._own(turn, number)
+            new = changed(turn, held)
+            if new == held:
                 return None
-            change = tuple(a - b for a, b in zip(now_costs, costs, strict=True))
-            sums = _with(rule, data, _sums(turn.connection, data), charge, change)
-            _set_sums(turn, data, charge.partition, sums)
-            own = {"reservation": number, "rounds": rounds, "costs": [*now_costs]}
-            return {**own, **values}
+            life = {name: getattr(new, name) for name in ("status", "run", "mark", "released")}
+            own: dict[str, Any] = {"reservation": number, **values}
+            if costs:
+                own["costs"], life["costs"] = [*costs], _numbers(costs)
+                more = tuple(a - b for a, b in zip(costs, before, strict=True))
+                sums = _with(rule, data, _sums(turn.connection, data), charge, more)
+                _set_sums(turn, data, charge.partition, sums)
+            here = RESERVATIONS.c.number == number
+            turn.connection.execute(sa.update(RESERVATIONS).where(here).values(**life))
+            return own
 
         self._write(kind, work)
-        return self.total(data)
+        return data
 
     def reservation(self, number: int) -> book.Reservation:
         found = _reservation(self._read(lambda on: _row(on, number)))
@@ -629,12 +631,11 @@ class Store(book.Book):
     def _known(self, data: str) -> tuple[book.Account, TotalRule]:
         """The account of a data set and its rule; they never change, so they are cached."""
         if data not in self._kept.rules:
-            rows = self._rows(sa.select(ACCOUNTS).where(ACCOUNTS.c.data == data))
-            if not rows:
+            row = self._read(lambda on: one(on, ACCOUNTS, ACCOUNTS.c.data == data))
+            if row is None:
                 names = [row.data for row in self._rows(sa.select(ACCOUNTS.c.data))]
                 hint = suggestion(data, names) if names else "the book has no account yet"
                 raise book.BookError(f"the book has no account of {data!r}: {hint}")
-            row = rows[0]
             found = chain.account_from(parse(row.account)), TotalRule.from_dict(parse(row.rule))
             self._kept.rules[data] = found
         return self._kept.rules[data]
@@ -664,18 +665,6 @@ class Store(book.Book):
         except ValueError as error:
             raise book.BookError(f"the charge cannot be added up: {error}") from None
 
-    def _over(
-        self, account: book.Account, rule: TotalRule, sums: Holdings, charge: book.Charge
-    ) -> book.OverBudgetError:
-        left = rule.left(sum_of(rule, account.data, sums, charge.partition))
-        budget = account.budget
-        return book.OverBudgetError(
-            f"this does not fit into the budget of {account.data!r} (ε {budget.epsilon:g} at δ "
-            f"{budget.delta:g}): what is left is one Gaussian release of ε {left:.4g} at that δ; "
-            "nothing was charged",
-            left,
-        )
-
     def _own(self, turn: _Turn, number: int) -> tuple[book.Reservation, Sums]:
         """A reservation that the actor may change, and its present costs.
 
@@ -688,17 +677,6 @@ class Store(book.Book):
                 f"reservation {number} is {row.actor}'s: an owner may change it"
             )
         return _reservation(row), tuple(json.loads(row.costs))
-
-    def _change(
-        self, turn: _Turn, held: book.Reservation, new: book.Reservation, **more: str
-    ) -> bool:
-        """Update a reservation's row; False if nothing changes."""
-        if new == held:
-            return False
-        life = {name: getattr(new, name) for name in ("status", "run", "mark", "released")}
-        here = RESERVATIONS.c.number == held.number
-        turn.connection.execute(sa.update(RESERVATIONS).where(here).values(**life, **more))
-        return True
 
     def _rows(self, query: sa.Select[Any]) -> Sequence[sa.Row[Any]]:
         return self._read(lambda connection: connection.execute(query).all())
@@ -782,11 +760,7 @@ class Store(book.Book):
 
 
 class _FullError(Exception):
-    """The charge does not fit; ``sums``: the present sums of the data set."""
-
-    def __init__(self, sums: Holdings) -> None:
-        super().__init__()
-        self.sums = sums
+    """The charge does not fit; its argument is the present sums of the data set."""
 
 
 def total_of(account: book.Account, rule: TotalRule, sums: Holdings, head: str) -> book.Total:
@@ -977,7 +951,7 @@ def _differing(
         for number, made in state.reservations.items()
     }
     accounts = {
-        data: (canonical(chain.account_values(one)), canonical(state.rules[data].to_dict()))
+        data: (canonical(asdict(one)), canonical(state.rules[data].to_dict()))
         for data, one in state.accounts.items()
     }
     sums = {at: (_numbers(one), state.persons.get(at, 0)) for at, one in state.sums.items()}

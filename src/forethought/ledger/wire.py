@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 from forethought.ledger import book
-from forethought.ledger.chain import account_from, account_values, charge_from, charge_values
+from forethought.ledger.chain import account_from, charge_from, charge_values
 from forethought.values.mechanism import UnsupportedMechanismError
 from forethought.values.serialisation import build
 
@@ -26,46 +27,31 @@ class BookCall:
     again: bool = True
 
 
-def reservation_to(reservation: book.Reservation) -> dict[str, Any]:
-    return {**vars(reservation), "charge": charge_values(reservation.charge)}
+# Functions to write a value and to read it.
+_Both = tuple[Callable[[Any], Any], Callable[[Any], Any]]
 
 
-def reservation_from(values: Mapping[str, Any]) -> book.Reservation:
-    return build(
-        book.Reservation, {**values, "charge": charge_from(values["charge"])}, "reservation"
-    )
-
-
-def total_to(total: book.Total) -> dict[str, Any]:
-    return {**vars(total), "by_part": dict(total.by_part)}
-
-
-def total_from(values: Mapping[str, Any]) -> book.Total:
-    return build(book.Total, values, "total")
-
-
-def entry_to(entry: book.Entry) -> dict[str, Any]:
-    return {**vars(entry), "values": dict(entry.values)}
-
-
-def entry_from(values: Mapping[str, Any]) -> book.Entry:
-    return build(book.Entry, values, "entry")
-
-
-def _each(one: Callable[[Any], Any]) -> Callable[[Sequence[Any]], list[Any]]:
-    return lambda values: [one(value) for value in values]
+def _each(one: _Both) -> _Both:
+    write, read = one
+    return lambda values: [*map(write, values)], lambda values: [*map(read, values)]
 
 
 def _same(value: Any) -> Any:
     return value
 
 
-_RESERVATION, _TOTAL = (reservation_to, reservation_from), (total_to, total_from)
+_ACCOUNT: _Both = asdict, account_from
+_RESERVATION: _Both = (
+    lambda held: {**vars(held), "charge": charge_values(held.charge)},
+    lambda values: build(book.Reservation, {**values, "charge": charge_from(values["charge"])}),
+)
+_TOTAL: _Both = vars, partial(build, book.Total)
+_ENTRY: _Both = vars, partial(build, book.Entry)
 # Methods of a Book → their conversion; arguments are JSON values, except those in ARGUMENTS.
 CALLS: dict[str, BookCall] = {
-    "open_account": BookCall(account_values, account_from, again=False),
-    "account": BookCall(account_values, account_from),
-    "accounts": BookCall(_each(account_values), _each(account_from)),
+    "open_account": BookCall(*_ACCOUNT, again=False),
+    "account": BookCall(*_ACCOUNT),
+    "accounts": BookCall(*_each(_ACCOUNT)),
     "fits": BookCall(_same, bool),
     "reserve": BookCall(*_RESERVATION),
     "begin": BookCall(*_RESERVATION),
@@ -73,7 +59,7 @@ CALLS: dict[str, BookCall] = {
     "settle": BookCall(*_TOTAL),
     "end": BookCall(*_TOTAL, again=False),
     "reservation": BookCall(*_RESERVATION),
-    "reservations": BookCall(_each(reservation_to), _each(reservation_from)),
+    "reservations": BookCall(*_each(_RESERVATION)),
     "total": BookCall(*_TOTAL),
     "add_persons": BookCall(_same, int),
     "add_records": BookCall(_same, int),
@@ -82,12 +68,12 @@ CALLS: dict[str, BookCall] = {
         lambda found: {name: [*pair] for name, pair in found.items()},
         lambda found: {name: (int(a), int(b)) for name, (a, b) in found.items()},
     ),
-    "entries": BookCall(_each(entry_to), _each(entry_from)),
+    "entries": BookCall(*_each(_ENTRY)),
     "verify": BookCall(list, list),
 }
 # Arguments that are no JSON values → functions to write and to read them.
-ARGUMENTS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
-    "account": (account_values, account_from),
+ARGUMENTS: dict[str, _Both] = {
+    "account": _ACCOUNT,
     "charge": (charge_values, charge_from),
     "persons": (
         lambda persons: [person.hex() for person in persons],

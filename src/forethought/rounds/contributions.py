@@ -461,9 +461,7 @@ def augmented(
     altered = _moved(images, chance, how)
     if "crop" in how.kinds:
         altered = _cropped(altered, chance[:, 4:7].to(images.dtype), how.least)
-    repeated = torch.utils._pytree.tree_map(
-        lambda leaf: leaf.repeat_interleave(how.copies, 0), targets
-    )
+    repeated = mapped(targets, lambda leaf: leaf.repeat_interleave(how.copies, 0))
     return altered.view(size * how.copies, *inputs.shape[1:]), repeated
 
 
@@ -574,15 +572,16 @@ def check_loss(
         augmentation: of the records, which must then be images.
 
     Raises:
-        ValueError: a loss without one value for each example, the errors of :func:`clipped_sum`,
-            or an algorithm that does not run or returns no weight change.
+        ValueError: a loss without one value for each example, labels (N, 1) that it does not take,
+            the errors of :func:`clipped_sum`, or an algorithm that does not run or returns no
+            weight change.
     """
     if dims is not None and contribution.clipping == "group":
         raise ValueError("batch_dims= goes with clipped examples: a group is a batch of its own")
     inputs, targets = blank(records)
     if augmentation is not None:
         require_images(inputs, augmentation, isinstance(contribution, mechanism.Persons), dims)
-    with undisturbed(model, loss):
+    with undisturbed(model, loss), _one_label():
         if isinstance(contribution, mechanism.LocalUpdates) and not contribution.local.is_gradient:
             OneByOne(model, loss, contribution.local).update(inputs, targets, 0)
             return
@@ -595,6 +594,20 @@ def check_loss(
             inputs, targets = blank(records, _TRIED)
             _refuse_mixing(model, loss, inputs, _unequal(targets))
             _tell_mixing(model, _unequal(inputs))
+
+
+@contextmanager
+def _one_label() -> Iterator[None]:
+    """Tell the remedy where a loss does not take labels (N, 1), as columns of tables are read."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "multi-target" not in str(error):
+            raise
+        raise ValueError(
+            f"the loss takes one label a record ({error}): give targets of shape (N, 1) as "
+            "targets.squeeze(-1)"
+        ) from error
 
 
 def _unequal(made_up: Any) -> Any:

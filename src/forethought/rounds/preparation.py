@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 import torch
@@ -362,11 +361,6 @@ class Prepared(Stored):
         asked, constants = build(Preparation, values["preparation"]), build(InputConstants, found)
         transcript = Transcript.from_values(values["transcript"])
         return cls(asked, values["examples"], constants, values["seeded"], transcript)
-
-    @classmethod
-    def load(cls, path: str | Path) -> Prepared:
-        """Load a saved release; a continued run must not release its statistics again."""
-        return super().load(path)
 
 
 def prepare(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence, Sized
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 from blake3 import blake3
 from numpy.typing import NDArray
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
 
 from forethought.gradients.boundary import own_part
@@ -73,7 +74,7 @@ class NamedRecords:
     ) -> None:
         self.inputs, self.targets, self.label = inputs, targets, label
         self._device = torch.device(device)
-        tensors = torch.utils._pytree.tree_leaves((inputs, targets))
+        tensors = tree_leaves((inputs, targets))
         if any(not part.ndim or len(part) != len(targets) for part in tensors):
             raise ValueError(
                 "inputs and targets must have one row a record: shapes "
@@ -86,13 +87,13 @@ class NamedRecords:
     def take(self, indices: Indices) -> tuple[Any, Any]:
         if not len(indices):
             return None, None
-        taken: tuple[Any, Any] = torch.utils._pytree.tree_map(
+        taken: tuple[Any, Any] = tree_map(
             lambda part: picked(part, indices, self._device), (self.inputs, self.targets)
         )
         return taken
 
     def digest(self, key: bytes) -> str:
-        tensors, structure = torch.utils._pytree.tree_flatten((self.inputs, self.targets))
+        tensors, structure = tree_flatten((self.inputs, self.targets))
         return digest_of(tensors, key, str(structure))
 
 
@@ -191,14 +192,12 @@ class DatasetRecords:
                 "a Dataset must give (input, target) pairs, or dicts with the target under one of "
                 f"{', '.join(LABELS)}, one a record"
             )
-        inputs = torch.utils._pytree.tree_map(lambda leaf: as_input(leaf, self._dtype), inputs)
+        inputs = tree_map(lambda leaf: as_input(leaf, self._dtype), inputs)
         targets = as_target(targets, self._dtype)
         if self.check is not None and isinstance(targets, torch.Tensor):
             self.check(targets)
-        moved = torch.utils._pytree.tree_map(
-            lambda leaf: _on(leaf, self._device), (inputs, targets)
-        )
-        return moved[0], moved[1]
+        inputs, targets = tree_map(lambda leaf: _on(leaf, self._device), (inputs, targets))
+        return inputs, targets
 
     def _collated(self, indices: Indices) -> Any:
         held = [self._read(int(index)) for index in indices]
@@ -209,9 +208,9 @@ class DatasetRecords:
                 raise ValueError(f"{_ONE_FORM}, not {form} beside {self._form}: {_PAD}")
         if self._collate is default_collate:
             return _together(held)
-        parts, structures = zip(*map(torch.utils._pytree.tree_flatten, held), strict=True)
+        parts, structures = zip(*map(tree_flatten, held), strict=True)
         joined = [torch.cat(leaves) for leaves in zip(*parts, strict=True)]
-        return torch.utils._pytree.tree_unflatten(joined, structures[0])
+        return tree_unflatten(joined, structures[0])
 
     def _read(self, index: int) -> Any:
         """One record of the data set; with the user's own ``collate``, a batch of this record.
@@ -237,7 +236,7 @@ class DatasetRecords:
         return state.hexdigest()
 
     def _content(self, indices: Indices) -> bytes:
-        leaves = torch.utils._pytree.tree_leaves(self.take(indices))
+        leaves = tree_leaves(self.take(indices))
         return b"".join(
             f"{leaf.dtype}{tuple(leaf.shape)}".encode() + content(leaf)
             for leaf in leaves
@@ -319,19 +318,26 @@ class ArrowRecords(DatasetRecords):
         dtype, device: as for :class:`DatasetRecords`.
 
     Raises:
-        TypeError: there is no column of numbers. ValueError: a column has missing entries.
+        TypeError: there is no column of numbers, or one of neither numbers nor text (images,
+            dates). ValueError: a column has missing entries.
     """
 
     def __init__(
         self, dataset: Any, dtype: torch.dtype, device: torch.device | str = "cpu"
     ) -> None:
-        kept = [name for name, kind in dataset.features.items() if _of_numbers(kind)]
-        if not kept:
+        given = {name: _entries(dataset.features[name]) for name in dataset.format["columns"]}
+        if others := [name for name, kind in given.items() if not kind.startswith(_KNOWN)]:
             raise TypeError(
-                f"the data set has no column of numbers, only {', '.join(dataset.column_names)}: "
+                f"columns of the data set hold neither numbers nor text ({', '.join(others)}): "
+                "make tensors of them with dataset.with_transform(…), or leave them out with "
+                "dataset.remove_columns(…)"
+            )
+        chosen = [name for name, kind in given.items() if kind.startswith(_NUMBERS)]
+        if not chosen:
+            raise TypeError(
+                f"the data set has no column of numbers, only {', '.join(given)}: "
                 "encode text first, with dataset.map(tokenizer, …)"
             )
-        chosen = [name for name in kept if name in dataset.format["columns"]]
         _require_whole(dataset, chosen)
         super().__init__(dataset.with_format("torch", columns=chosen), dtype, device)
 
@@ -385,12 +391,16 @@ def _misses(column: Any) -> bool:
 _NAMED_INPUTS = frozenset({"input_ids", "pixel_values", "input_values", "input_features"})
 
 
-def _of_numbers(kind: Any) -> bool:
-    """True if a column's Arrow type is a number, or a list of numbers."""
+# The first letters of the Arrow types of numbers, and of those that may be in a data set.
+_NUMBERS = ("int", "uint", "float", "double", "bool")
+_KNOWN = (*_NUMBERS, "string", "large_string")
+
+
+def _entries(kind: Any) -> str:
+    """The Arrow type of a column's entries, or of those of its lists."""
     while hasattr(kind, "feature"):
         kind = kind.feature
-    name = str(getattr(kind, "dtype", ""))
-    return name.startswith(("int", "uint", "float", "double", "bool"))
+    return str(getattr(kind, "dtype", ""))
 
 
 def label_of(record: Mapping[str, Any]) -> str:
@@ -411,7 +421,7 @@ def label_of(record: Mapping[str, Any]) -> str:
 def blank(records: Records, size: int = 2) -> tuple[Any, Any]:
     """At most ``size`` records of zeros in the form of the given ones, without their values."""
     count = min(size, len(records))
-    zeros: tuple[Any, Any] = torch.utils._pytree.tree_map(
+    zeros: tuple[Any, Any] = tree_map(
         lambda leaf: torch.zeros_like(leaf) if isinstance(leaf, torch.Tensor) else leaf,
         records.take(np.arange(count)),
     )
@@ -428,13 +438,14 @@ def as_records(
             dict of these with the targets under a usual key (:data:`LABELS`); a map-style torch
             Dataset of pairs or dicts; a list of such records; a ``datasets.Dataset``; any object
             with a length and records by number; or a DataLoader, of which only the data set and
-            ``collate_fn`` are used.
+            ``collate_fn`` are used: a sampler of the user's own is refused.
         dtype: the model's; floating-point values are converted to it.
         device: the device of batches.
         name: name of the argument, for messages.
 
     Raises:
-        TypeError: data of another kind. ValueError: shapes that do not fit, or no records.
+        TypeError: data of another kind. ValueError: shapes that do not fit, no records, or a
+            DataLoader that leaves some out.
     """
     if isinstance(data, TensorDataset) and len(data.tensors) == 2:
         data = data.tensors
@@ -449,6 +460,7 @@ def as_records(
         data = ({key: part for key, part in data.items() if key != label}, data[label])
     if isinstance(data, DataLoader):
         records: Records = DatasetRecords(data.dataset, dtype, device, data.collate_fn)
+        _require_all(data, name)
     elif _in_arrow(data):
         records = ArrowRecords(data, dtype, device)
     elif isinstance(data, Dataset) or _by_number(data) or _list_of_records(data):
@@ -457,9 +469,7 @@ def as_records(
         inputs, targets = data[0], as_target(_tensor(name, data[1]), dtype)
         tensors = isinstance(inputs, tuple) and all(isinstance(x, torch.Tensor) for x in inputs)
         if isinstance(inputs, Mapping) or tensors:
-            inputs = torch.utils._pytree.tree_map(
-                lambda part: as_input(_tensor(name, part), dtype), inputs
-            )
+            inputs = tree_map(lambda part: as_input(_tensor(name, part), dtype), inputs)
             records = NamedRecords(inputs, targets, device, label)
         else:
             records = TensorRecords(as_input(_tensor(name, inputs), dtype), targets, device)
@@ -471,6 +481,31 @@ def as_records(
     if not len(records):
         raise ValueError(f"{name} holds no records")
     return records
+
+
+# Samplers of all records alike, and libraries whose trainers put their own in.
+_OF_ALL = ("BatchSampler", "DistributedSampler", "RandomSampler", "SequentialSampler")
+_TRAINERS = ("accelerate", "transformers")
+
+
+def _samplers(one: object) -> Iterator[object]:
+    """A loader or sampler, and all samplers inside it."""
+    yield one
+    for part in ("batch_sampler", "sampler"):
+        if (inner := getattr(one, part, None)) is not None:
+            yield from _samplers(inner)
+
+
+def _require_all(loader: DataLoader[Any], name: str) -> None:
+    """Refuse a sampler of the user's own: the plan's sampling replaces it, and draws from all."""
+    known = [getattr(torch.utils.data, name) for name in _OF_ALL]
+    for kind in [type(one) for one in _samplers(loader)][1:]:
+        if kind not in known and kind.__module__.partition(".")[0] not in _TRAINERS:
+            raise ValueError(
+                f"{name} is a DataLoader with a {kind.__name__}, which the plan's own sampling "
+                "would replace, so that all of its data set would be drawn: give a part of it as "
+                "torch.utils.data.Subset(dataset, indices), without a sampler"
+            )
 
 
 def _by_number(data: object) -> bool:
@@ -535,17 +570,26 @@ def _tensor(name: str, part: object) -> torch.Tensor:
     return torch.from_numpy(np.require(array, requirements=("C", "W")))
 
 
-def _array(name: str, part: object) -> NDArray[Any]:
-    """An array as torch takes it: in this machine's byte order, and with at most 64 bits a number.
+def require_unmasked(name: str, part: object) -> None:
+    """Refuse masked entries: arrays without masks, and torch, would take their values.
 
     Raises:
-        ValueError: some entries are masked. Torch would not see the mask.
+        ValueError: some entries are masked.
     """
     if np.ma.is_masked(part):
         raise ValueError(
             f"{name} has masked entries, whose values would be trained on: fill them "
             "(array.filled(…)), or drop these records"
         )
+
+
+def _array(name: str, part: object) -> NDArray[Any]:
+    """An array as torch takes it: in this machine's byte order, and with at most 64 bits a number.
+
+    Raises:
+        ValueError: some entries are masked.
+    """
+    require_unmasked(name, part)
     array = np.asarray(part)
     long = array.dtype.kind == "f" and array.dtype.itemsize > 8
     return array.astype(np.float64 if long else array.dtype.newbyteorder("="), copy=False)

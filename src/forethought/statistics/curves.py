@@ -342,8 +342,6 @@ def _around(
     spreads: tuple[kinds.Array, ...],
     limits: tuple[float, float],
 ) -> tuple[kinds.Estimate, ...]:
-    near, far = spreads
-    ends = [np.clip(one, *limits) for one in (values - near, values + near)]
-    ends += [np.clip(one, *limits) for one in (values - far, values + far)]
+    ends = [np.clip(values + sign * one, *limits) for one in spreads for sign in (-1, 1)]
     rows = zip(names, values, *ends, strict=True)
     return tuple(kinds.Estimate(name, *map(float, numbers)) for name, *numbers in rows)

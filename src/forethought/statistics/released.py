@@ -25,12 +25,13 @@ import torch
 from forethought.accounting.exact import epsilon, noise_multiplier
 from forethought.accounting.statement import Statement, account
 from forethought.data.columns import TableSchema
+from forethought.data.tables import MEASURED
 from forethought.rounds.randomness import BoundNoise, Secrets, Seeds, add_grid_noise, encoded
-from forethought.statistics.kinds import Estimate, Statistic
+from forethought.statistics.kinds import Count, Estimate, Statistic
 from forethought.statistics.sections import statistic
 from forethought.statistics.table import TableRows, rows
 from forethought.values.caveats import Caveat
-from forethought.values.checks import one_of, real, settle, whole
+from forethought.values.checks import one_of, real, require_only, settle, whole
 from forethought.values.mechanism import Adjacency, Budget, FullBatch, Mechanism, Rounds
 from forethought.values.plan import TRANSCRIPT, Transcript
 from forethought.values.serialisation import Stored, canonical, plain
@@ -39,6 +40,8 @@ from forethought.values.serialisation import Stored, canonical, plain
 _PURPOSE, RESULT = "statistics", "statistics.json"
 # A factor that rounds the combined noise multiplier down.
 _ROUNDED = 1 - 2.0**-50
+# Its noise hides nothing: errors and intervals follow from the number, and are published.
+_COUNTED = "a count of all records is released, whose exact number is published beside it"
 
 
 @dataclass(frozen=True)
@@ -98,6 +101,9 @@ class Request(Stored):
         found = [Caveat("statistics", names), Caveat("declared-shape", shape)]
         if self.group > 1:
             found.append(Caveat("rows-of-persons", str(self.group)))
+        counts = (isinstance(one, Count) and one.all_count for one in self.statistics)
+        if self.adjacency == "add-or-remove" and any(counts):
+            found.append(Caveat("stated", _COUNTED))
         return tuple(found)
 
     @property
@@ -151,21 +157,20 @@ class Request(Stored):
 
         Args:
             records: path of a table, a polars frame, or a mapping from column names to entries.
-            schema: the declared columns.
+            schema: the declared columns. Of each person that it names, the rows with the
+                first keyed hashes are kept.
             seed: seed of the noise, for tests; with a seed there is no guarantee.
-            out: folder for statement, transcript and result; it must not hold a release.
+            out: folder for statement, transcript and result; new, or with nothing in it.
 
         Raises:
             ValueError: a different number of records, a column that does not fit its declaration,
-                or a folder that holds a release.
+                a schema of other persons than planned for, or a folder that is not empty.
             OSError: the file does not exist.
         """
-        folder = None if out is None else Path(out)
-        if folder is not None and (folder / "statement.json").exists():
-            raise ValueError(
-                f"{folder} holds a release already: choose another folder for this one"
-            )
-        found = rows(records, _needed(self.statistics), schema)
+        if out is not None:
+            require_only(Path(out))
+        _of_one_person(schema, self.group)
+        found = rows(records, needed(self.statistics), schema)
         if len(found) != self.examples:
             raise ValueError(
                 f"the request is for {self.examples:,} records, the data has {len(found):,}: the "
@@ -173,9 +178,9 @@ class Request(Stored):
             )
         seeds = Seeds(noise=seed)
         results = self._released(found, BoundNoise(Secrets.draw(seeds).noise, _PURPOSE))
-        made = Released(self, results, seed is not None)
-        if folder is not None:
-            made.save(folder)
+        made = Released(self, results, seed is not None, schema is not None and schema.measured)
+        if out is not None:
+            made.save(out)
         return made
 
     def _released(self, found: TableRows, noise: BoundNoise) -> tuple[tuple[Estimate, ...], ...]:
@@ -209,7 +214,25 @@ def _made(
     return [one if isinstance(one, Statistic) else statistic(one, declared) for one in statistics]
 
 
-def _needed(statistics: Iterable[Statistic]) -> set[str]:
+def _of_one_person(schema: TableSchema | None, group: int | None) -> int:
+    """The number of records of one person: the schema's where it names persons."""
+    if schema is not None and schema.missing_label == "drop":
+        raise ValueError(
+            'missing_label = "drop" is for training, which knows the label: leave it out here; a '
+            'statistic with missing = "skip" leaves out records without an entry'
+        )
+    if schema is None or schema.person is None:
+        return 1 if group is None else group
+    if group not in (None, schema.records_per_person):
+        raise ValueError(
+            f"group = {group}, and of a person {schema.records_per_person} rows are kept: leave "
+            "group out of a request for a schema that names persons"
+        )
+    return schema.records_per_person
+
+
+def needed(statistics: Iterable[Statistic]) -> set[str]:
+    """The names of all columns of the statistics."""
     return {name for one in statistics for name in (*one.columns, *(name for name, _ in one.where))}
 
 
@@ -236,11 +259,13 @@ class Released:
         request: the plan of the release.
         results: the estimates of each statistic, in the request's order.
         seeded: True if a person chose the seed of the noise.
+        measured: True if a part of the declaration was taken from the records.
     """
 
     request: Request
     results: tuple[tuple[Estimate, ...], ...]
     seeded: bool = False
+    measured: bool = False
 
     def __getitem__(self, name: str) -> tuple[Estimate, ...]:
         """The result of the statistic of that name; KeyError if there is none."""
@@ -271,8 +296,9 @@ class Released:
     @property
     def statement(self) -> Statement:
         """The Statement of the release."""
-        made = replace(account(self.request, seeded=self.seeded), plan=None)
-        return made.of_run(self.transcript.releases())
+        made = account(self.request, seeded=self.seeded)
+        caveats = (*made.caveats, MEASURED) if self.measured else made.caveats
+        return replace(made, plan=None, caveats=caveats).of_run(self.transcript.releases())
 
     def to_dict(self) -> dict[str, Any]:
         """The request and its results, ready for JSON."""
@@ -280,15 +306,17 @@ class Released:
         results = dict(zip(names, map(plain, self.results), strict=True))
         return {"request": self.request.to_dict(), "seeded": self.seeded, "results": results}
 
+    @property
+    def files(self) -> dict[str, str]:
+        """Name → text of ``statistics.json`` and ``transcript.json``, which the statement names."""
+        result = json.dumps(self.to_dict(), indent=2, allow_nan=False) + "\n"
+        return {TRANSCRIPT: self.transcript.to_json(), RESULT: result}
+
     def save(self, folder: str | Path) -> Statement:
         """Write ``statistics.json``, ``transcript.json`` and the statement that rests on them."""
         path = Path(folder)
         path.mkdir(parents=True, exist_ok=True)
-        files = {
-            TRANSCRIPT: self.transcript.to_json(),
-            RESULT: json.dumps(self.to_dict(), indent=2, allow_nan=False) + "\n",
-        }
-        return self.statement.save(path, files)
+        return self.statement.save(path, self.files)
 
 
 def request(
@@ -298,7 +326,7 @@ def request(
     budget: Budget | float | None = None,
     delta: float | None = None,
     adjacency: Adjacency = "add-or-remove",
-    group: int = 1,
+    group: int | None = None,
     schema: TableSchema | None = None,
 ) -> Request:
     """Plan a release of statistics: choose the noise of each before any record is read.
@@ -309,18 +337,21 @@ def request(
         budget: (ε, δ) of all statistics together, or ε; None if each has a ``noise_multiplier``.
         delta: δ, required if ``budget`` is ε or None.
         adjacency: the neighbouring relation.
-        group: number of records that are protected together.
+        group: number of records that are protected together; None: 1, or the rows that are kept of
+            each person where the schema names persons. These are then the records.
         schema: declared columns, for ranges and categories that a section leaves out.
 
     Raises:
         ValueError, TypeError: a statistic is declared wrongly, or both a budget and noise
-            multipliers are given, or neither.
+            multipliers are given, or neither; another group than the schema's; or a schema that
+            drops records without a label.
     """
     asked = _made(statistics, schema)
     if isinstance(budget, Budget):
         delta = budget.delta if delta is None else delta
         budget = budget.epsilon
     delta = real("delta", delta, above=0, below=1)
+    group = _of_one_person(schema, group)
     examples, group = whole("examples", examples), whole("group", group)
     told = [one.name for one in asked if one.noise_multiplier is not None]
     if budget is None:
@@ -347,7 +378,7 @@ def release(
     budget: Budget | float | None = None,
     delta: float | None = None,
     adjacency: Adjacency = "add-or-remove",
-    group: int = 1,
+    group: int | None = None,
     schema: TableSchema | None = None,
     seed: int | None = None,
     out: str | Path | None = None,
@@ -358,7 +389,7 @@ def release(
         ValueError, TypeError, OSError: as of :func:`request` and :meth:`Request.release`.
     """
     asked = _made(statistics, schema)
-    found = rows(records, _needed(asked), schema)
+    found = rows(records, needed(asked), schema)
     planned = request(
         asked,
         examples=len(found),
@@ -368,4 +399,4 @@ def release(
         group=group,
         schema=schema,
     )
-    return planned.release(found.frame, schema=schema, seed=seed, out=out)
+    return planned.release(found, schema=schema, seed=seed, out=out)

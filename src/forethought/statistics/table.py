@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date, time
 from decimal import Decimal
 from numbers import Real
@@ -16,35 +16,44 @@ import polars as pl
 from numpy.typing import NDArray
 
 from forethought.data.columns import Column, PlainNumber, TableSchema, UndeclaredError, as_numbers
-from forethought.data.files import AS_USUAL, DataError, Table, kind_of
+from forethought.data.dataset import kept
+from forethought.data.files import AS_USUAL, DataError, Table, distinct, kind_of
 from forethought.values.checks import suggestion
 
 Array = NDArray[np.float64]
 Flags = NDArray[np.bool_]
-# From here on a float stands for several whole numbers.
-_EXACT = 2.0**53
-
-_WHOLE = re.compile(r"^(-?\d+|\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)\.0+$")
-_MIDNIGHT = re.compile(r"^(\d{4}-\d\d-\d\d) 00:00:00$")
+# A midnight's day; a whole number, or a time, without its fraction of zeros.
+_ZEROS = re.compile(
+    r"(\d{4}-\d\d-\d\d) 00:00:00(?:\.0+)?|(-?\d+|\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)\.0+"
+)
+# What strip_chars of polars takes away: str.strip() takes the separators of ASCII as well.
+_BLANKS = "".join(c for c in map(chr, range(0x3001)) if c.isspace() and not "\x1c" <= c <= "\x1f")
 _TRUTHS = {"true": "1", "false": "0"}
 
 # How an entry is written must depend on that entry alone. A column's type does not: one more record
 # can give all others another number of decimals, or make floats of whole numbers.
 
 
-def word(entry: Any) -> str | None:
-    """One entry as text; None stays None, and True and False are "1" and "0".
+def word(entry: Any) -> str:
+    """One entry as text; None is "", and True and False are "1" and "0".
 
     Raises:
         DataError: the entry is no word, number or time.
     """
     if entry is None:
-        return None
+        return ""
     if isinstance(entry, bool | np.bool_):
         return str(int(entry))
     if isinstance(entry, Decimal):
         whole, point, rest = f"{entry:f}".partition(".")
         return f"{whole}{point}{rest}".rstrip("0").rstrip(".") if point else whole
+    if isinstance(entry, float | np.floating):
+        number = float(entry) + 0.0  # −0 is 0
+        with np.errstate(over="ignore"):
+            single = np.float32(number)
+        # A float32 has the same digits in float64.
+        short = float(single) == number and not number.is_integer()
+        return str(single if short else number)
     if not isinstance(entry, str | Real | date | time):
         raise DataError(
             f"found an entry of type {type(entry).__name__}: give words, numbers or times"
@@ -54,8 +63,11 @@ def word(entry: Any) -> str | None:
 
 def spelled(text: str) -> str:
     """A word in one spelling: "1.0" and "true" are "1", a midnight is its day."""
-    text = _WHOLE.sub(r"\1", text.strip())
-    return _TRUTHS.get(text.lower(), _MIDNIGHT.sub(r"\1", text))
+    text = text.strip(_BLANKS)
+    if text[-1:] != "0":
+        return _TRUTHS.get(text.lower(), text)
+    found = _ZEROS.fullmatch(text)
+    return text if found is None else found[1] or found[2]
 
 
 @dataclass(frozen=True)
@@ -87,13 +99,11 @@ class TableRows:
             DataError: there is no such column, or an entry is no number.
             UndeclaredError: an entry is missing, and ``missing`` is "refuse".
         """
-        entries, decimal = self._entries(name), self.decimal
+        entries = self._entries(name)
         if entries.dtype == pl.Boolean:
             entries = entries.cast(pl.Int8)
-        absent = self.declared.get(name, _AS_IT_IS).absent(entries, decimal)
-        if entries.dtype.is_decimal():
-            entries, decimal = pl.Series(map(word, entries), dtype=pl.String), "."
-        values = as_numbers(self.where, name, entries, absent, decimal)
+        absent = self.declared.get(name, _AS_IT_IS).absent(entries, self.decimal)
+        values = as_numbers(self.where, name, entries, absent, self.decimal)
         self._require(name, np.isnan(values), missing)
         return values
 
@@ -105,20 +115,27 @@ class TableRows:
             UndeclaredError: as of :meth:`numbers`.
         """
         entries = self._entries(name)
-        absent = self.declared.get(name, _AS_IT_IS).absent(entries, self.decimal)
-        self._require(name, absent.to_numpy(), missing)
-        if entries.dtype.is_float():
-            if ((entries.abs() >= _EXACT) & entries.is_finite()).any():
-                raise DataError(
-                    f"{self.where}: column {name} has numbers beyond 2^53 as floats, which cannot "
-                    "tell them apart: give the column as text"
-                )
-            entries = pl.Series(map(word, entries.to_numpy()), dtype=pl.String)
-        elif entries.dtype.is_decimal():
-            entries = pl.Series(map(word, entries), dtype=pl.String)
-        text = entries.cast(pl.String).fill_null("").to_list()
-        own = {one: spelled(one) for one in set(text)}
-        return np.where(absent.to_numpy(), "", np.array([own[one] for one in text], dtype=object))
+        absent = self.declared.get(name, _AS_IT_IS).absent(entries, self.decimal).to_numpy()
+        self._require(name, absent, missing)
+        found = distinct(self.where, entries).to_list()
+        own = {one: spelled(word(one)) for one in set(found)}
+        return np.where(absent, "", np.array([own[one] for one in found], dtype=object))
+
+    def of_persons(self, column: str, most: int) -> TableRows:
+        """At most ``most`` rows of each person, chosen by a keyed hash as for training.
+
+        Args:
+            column: names the person of a row.
+
+        Raises:
+            DataError: there is no such column, a row has no person, or ``most`` is not from 1 to
+                1000.
+        """
+        columns = [map(word, self._entries(name)) for name in self.frame.columns]
+        texts = (map(spelled, row) for row in zip(*columns, strict=True))
+        contents = ("\x1f".join(row).encode() for row in texts)
+        mask = kept(contents, self.words(column, "skip").tolist(), most)
+        return replace(self, frame=self.frame[np.flatnonzero(mask)])
 
     def _entries(self, name: str) -> pl.Series:
         if name not in self.frame.columns:
@@ -144,46 +161,54 @@ _AS_IT_IS = PlainNumber()
 
 
 def rows(records: Any, names: Collection[str], schema: TableSchema | None = None) -> TableRows:
-    """Read the named columns of a table.
+    """Read the named columns of a table; where a schema names persons, at most so many rows each.
 
     Args:
-        records: path of a table (CSV, Parquet, Excel), a polars frame, or column → entries.
+        records: a table (CSV, Parquet, Excel) or its path, a polars frame, column → entries, or
+            rows that this function has returned.
         names: names of the columns; missing ones are reported when they are used.
         schema: the declared columns, as in a job file.
 
     Raises:
         OSError: the file does not exist.
-        DataError: the records are no table, columns have different lengths, or a column of an
-            Excel sheet mixes numbers with text.
+        DataError: the records are no table, columns have different lengths, or a row has no person.
         TypeError: ``records`` is of another type.
     """
+    if isinstance(records, TableRows):
+        return records
     declared = {} if schema is None else schema.parsed()
     form = AS_USUAL if schema is None else schema.form
+    person = None if schema is None else schema.person
+    names = {*names, *filter(None, (person,))}
     if isinstance(records, str | Path):
         path = Path(records)
         path.stat()  # raises FileNotFoundError with the path
-        pieces = []
-        for piece in Table(path, kind_of(path), form).pieces():
-            found = [name for name in piece.columns if name in names]
-            pieces.append(piece.select(found or piece.columns[:1]))
-            if kind_of(path) == "excel":
-                _require_unmixed(piece, found, path)
-        return TableRows(pl.concat(pieces), str(path), declared, form.decimal)
-    if not isinstance(records, pl.DataFrame | Mapping):
+        records = Table(path, kind_of(path), form)
+    where, pieces = "the records", iter([records])
+    if isinstance(records, Table):
+        where, pieces = str(records.path), records.pieces()
+    elif isinstance(records, Mapping):
+        try:
+            found = {name: _one_by_one(one) for name, one in records.items() if name in names}
+            # Of another column, only the length is read.
+            found = found or {name: range(len(records[name])) for name in [*records][:1]}
+            pieces = iter([pl.DataFrame(found)])
+        except (pl.exceptions.PolarsError, TypeError, ValueError) as error:
+            first = str(error).partition("\n")[0]
+            raise DataError(f"the records are no table: {first}") from error
+    elif not isinstance(records, pl.DataFrame):
         raise TypeError(
             "records are a table's path, a polars frame or columns by name, not "
             f"{type(records).__name__}"
         )
-    try:
-        if isinstance(records, Mapping):
-            records = {
-                name: _one_by_one(entries) if name in names else entries
-                for name, entries in records.items()
-            }
-        frame = pl.DataFrame(records)
-    except (pl.exceptions.PolarsError, TypeError, ValueError) as error:
-        raise DataError(f"the records are no table: {str(error).partition(chr(10))[0]}") from error
-    return TableRows(frame, "the records", declared, form.decimal)
+    frame = pl.concat(
+        piece[[name for name in piece.columns if name in names] or piece.columns[:1]]
+        for piece in pieces
+    )
+    read = TableRows(frame, where, declared, form.decimal)
+    if schema is None or person is None:
+        return read
+    return read.of_persons(person, schema.records_per_person)
 
 
 def _one_by_one(entries: Any) -> Any:
@@ -195,14 +220,3 @@ def _one_by_one(entries: Any) -> Any:
     if {type(one) for one in held if one is not None} in ({str}, {float}):
         return held
     return pl.Series(map(word, held), dtype=pl.String)
-
-
-def _require_unmixed(piece: pl.DataFrame, names: Iterable[str], path: Path) -> None:
-    # Beside text, a sheet's numbers are read as text of nine decimals.
-    for name in names:
-        text = piece[name].dtype == pl.String
-        if text and piece[name].cast(pl.Float64, strict=False).is_finite().any():
-            raise DataError(
-                f"{path}: column {name} mixes numbers with text: save the sheet as CSV, and read "
-                "that"
-            )

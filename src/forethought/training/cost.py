@@ -33,9 +33,9 @@ from forethought.gradients.sums import flat
 from forethought.rounds.contributions import Gradients, Loss
 from forethought.rounds.randomness import Seeds
 from forethought.rounds.records import Records, as_records
-from forethought.training.records import arranged, opened, usual_loss
+from forethought.training.records import arranged, form_of, opened, usual_loss
 from forethought.training.run import train
-from forethought.values.checks import function, real, whole
+from forethought.values.checks import instance, real, whole
 from forethought.values.mechanism import Examples, FullBatch, Mechanism, Persons, Rounds
 from forethought.values.plan import Plan
 from forethought.values.use import trained_parameters
@@ -50,9 +50,6 @@ TIMED, MOST = 32, 128
 LARGE = 200e6
 # The share of a device's memory for tensors; the driver and fragmentation take the rest.
 USABLE = 0.9
-
-
-Progress = Callable[[Any], None]
 
 
 @dataclass(frozen=True)
@@ -174,14 +171,12 @@ def cost(
     Raises:
         ValueError, TypeError: arguments that training would refuse, or a plan that clips groups.
     """
-    if not isinstance(plan, Plan):
-        raise TypeError(f"plan must be a forethought.Plan, not {type(plan).__name__}")
+    plan = instance("plan", plan, Plan)
     if plan.contribution.clipping == "group":
         raise ValueError(
             "the cost of plans that clip groups is not known beforehand: make the plan with "
             "clipping='example', or time a few rounds"
         )
-    function("loss", loss)
     check_model(model)
     trained_parameters(model)
     plan = plan.with_(preparation=None)  # its one pass over the data takes no more memory
@@ -190,16 +185,14 @@ def cost(
     persons = isinstance(plan.contribution, Persons)
     if persons:  # a person is one record now, clipped the same way
         plan = plan.with_(contribution=Examples())
-    first = next(p for p in model.parameters() if p.requires_grad)
-    trial = _TrialRounds(own.wrapped(model), as_records(own.data, first.dtype), plan, own.loss)
+    records = as_records(own.data, form_of(model)[0])
+    trial = _TrialRounds(own.wrapped(model), records, plan, own.loss)
     trial.blocks = 2 if held < plan.mean_batch else 1
     stacks = _stacks(model)
-    size = _bytes(model)
-    large = size > LARGE and stacks is not None
     most = max(1, round(held))
-    counts = (1, 2) if large else (None,)
     few = min(TRIED, most)
-    trial.seconds(few, counts[0])
+    counts = _counts(trial, model, few)
+    large = len(counts) > 1
     while trial.alone and few < min(most, TIMED):  # small blocks may be computed differently
         few = min(2 * few, most)
         trial.seconds(few, counts[0])
@@ -228,10 +221,31 @@ def cost(
     weights, each = _line(sizes[-2:], [row[-2:] for row in peaks], more)
     least = max(0.0, peaks[0][0] + more * (peaks[-1][0] - peaks[0][0]))
     begin, time_of_block = _line(blocks, rounds, more)
-    unit = max((_bytes(part) for stack in stacks or () for part in stack), default=size)
+    unit = max((_bytes(part) for stack in stacks or () for part in stack), default=_bytes(model))
     told = weights, each, unit, max(0.0, program), round(held), plan.rounds, plan.mean_batch
     tried = 0 if alone else trial_size(own_blocks)
     return Cost(*told, begin, time_of_block / min(longer, most), tried, least, block)
+
+
+def _counts(trial: _TrialRounds, model: nn.Module, few: int) -> tuple[int | None, ...]:
+    """Try the model; return what is tried of its repeated layers: one and two, or None for all.
+
+    Raises:
+        ValueError: a large model without weights that does not run with fewer layers.
+    """
+    if _bytes(model) > LARGE and _stacks(model) is not None:
+        try:
+            trial.seconds(few, 1)
+            return 1, 2
+        except Exception as error:  # such as of a forward that takes its layers by their numbers
+            if any(one.is_meta for one in model.parameters()):
+                raise ValueError(
+                    "the cost of a large model is tried on few of its repeated layers, and this "
+                    f"one does not run with fewer ({error}): let its forward go through them in a "
+                    "loop (for layer in self.layers), or load its weights first"
+                ) from error
+    trial.seconds(few)
+    return (None,)
 
 
 def _bends(sizes: list[int], peaks: list[float]) -> bool:
@@ -312,7 +326,11 @@ class _TrialRounds:
         return float(np.diff(stamps).min())
 
     def _train(
-        self, model: nn.Module, size: int, blocks: int, progress: Progress | None = None
+        self,
+        model: nn.Module,
+        size: int,
+        blocks: int,
+        progress: Callable[[Any], None] | None = None,
     ) -> None:
         count = blocks * size
         data = torch.utils._pytree.tree_map(lambda leaf: _like(leaf, count), self._form)

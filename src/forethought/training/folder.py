@@ -48,6 +48,7 @@ from forethought.training.metrics import (
     from_values,
 )
 from forethought.values.caveats import Caveat
+from forethought.values.checks import RunFolderExistsError
 from forethought.values.mechanism import Mechanism
 from forethought.values.plan import TRANSCRIPT, Plan, Transcript
 from forethought.values.serialisation import digest
@@ -450,7 +451,7 @@ class Checkpoint:
             OSError: the file cannot be written; the old one is unchanged.
         """
         header = {"schema": CHECKPOINT_SCHEMA, "round": self.round, "values": self.values}
-        own = {name: tensor.detach().cpu().contiguous() for name, tensor in self.tensors.items()}
+        own = _untied(self.tensors)
         header["checksum"] = _checksum(header, own)
         replace_file(folder / STATE, save(own, {"forethought": json.dumps(header)}), mode=0o600)
 
@@ -481,6 +482,18 @@ class Checkpoint:
                 "copy, or start a new run in another folder"
             )
         return cls(header["round"], tensors, header["values"])
+
+
+def _untied(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Tensors on the CPU without shared memory, as of tied weights, which safetensors refuses."""
+    seen: set[int] = set()
+    own = {}
+    for name, value in state.items():
+        tensor = value.detach().cpu().contiguous()
+        storage = tensor.untyped_storage().data_ptr()
+        own[name] = tensor.clone() if storage in seen else tensor
+        seen.add(storage)
+    return own
 
 
 def _checksum(header: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> str:
@@ -745,25 +758,6 @@ def _half_written(path: Path) -> bool:
     return path.name.startswith(".") and path.name.endswith(".part") and path.is_file()
 
 
-class RunFolderExistsError(ValueError):
-    """The folder already holds something: resume it, overwrite it, or choose another."""
-
-
-def require_only(folder: Path, *own: str) -> None:
-    """Refuse a file, and a folder that holds anything but files of these names, or hidden ones.
-
-    So nobody's results are replaced, and none lie beside those of something else.
-
-    Raises:
-        RunFolderExistsError: it is a file, or there is something else in it.
-    """
-    if folder.exists() and not folder.is_dir():
-        raise RunFolderExistsError(f"{folder} is a file: give a folder")
-    others = {path.name for path in folder.iterdir()} if folder.exists() else set()
-    if any(name not in own and not name.startswith(".") for name in others):
-        raise RunFolderExistsError(f"{folder} is not empty: choose another folder")
-
-
 def require_files(files: Mapping[str, str]) -> None:
     """Refuse texts that a caller cannot have in a run folder.
 
@@ -885,19 +879,6 @@ class RunFolder:
                 "another folder",
             ) from error
 
-    def begin_with(self, files: Mapping[str, str], *, overwrite: bool) -> None:
-        """Begin, with texts of the caller, such as the job, beside the results to come.
-
-        Args:
-            files: file name → text.
-
-        Raises:
-            ValueError: as for :func:`require_files`; an earlier run is then still there.
-        """
-        require_files(files)
-        self.begin(overwrite=overwrite)
-        self.add(files)
-
     def add(self, files: Mapping[str, str]) -> None:
         """Write texts of the caller that :func:`require_files` takes."""
         for name, text in files.items():
@@ -925,14 +906,12 @@ class RunFolder:
         statement: Statement,
         transcript: Transcript | None,
     ) -> Statement:
-        """Write the model, metrics, transcript and statement; the statement last.
+        """Write model, metrics, transcript and, last, the statement; then erase the secrets.
 
         Returns:
             The statement with the hashes of the model file and of the other files that it rests on.
         """
-        # Tied weights share memory, which safetensors cannot express: each name gets its own copy.
-        own = {name: value.detach().cpu().clone().contiguous() for name, value in state.items()}
-        weights = save(own)
+        weights = save(_untied(state))
         replace_file(self.path / MODEL, weights)
         statement = statement.of_model(content_hash(weights))
         replace_file(self.path / METRICS, as_csv(history, PUBLIC).encode())
@@ -946,6 +925,7 @@ class RunFolder:
         statement = statement.resting_on(present)
         replace_file(self.path / STATEMENT_TEXT, statement.to_markdown().encode())
         replace_file(self.path / STATEMENT, (statement.to_json() + "\n").encode())
+        self.erase_secrets()
         return statement
 
     def transcript(self) -> Transcript | None:
@@ -1014,6 +994,11 @@ class RunFolder:
         sync_folder(self.path)
 
 
+def path_of(folder: RunFolder | None) -> Path | None:
+    """The path of a run folder; None for a run without one."""
+    return None if folder is None else folder.path
+
+
 # Writing a run into its folder: keys first, then checkpoints, so that it can be continued exactly.
 
 
@@ -1047,7 +1032,9 @@ class Checkpointer:
         self, state: Callable[[], Checkpoint], files: Mapping[str, str], *, overwrite: bool
     ) -> None:
         """Set up the folder: plan, keys, a checkpoint before any round, an empty release list."""
-        self.folder.begin_with(files, overwrite=overwrite)
+        require_files(files)  # an earlier run is then still there
+        self.folder.begin(overwrite=overwrite)
+        self.folder.add(files)
         first = state()
         size = sum(t.numel() * t.element_size() for t in first.tensors.values())
         # Two copies, since the old file is kept until the new one is whole; two more for the
@@ -1134,14 +1121,20 @@ def continued(folder: RunFolder, plan: Plan | None) -> tuple[Plan, Checkpoint, R
     """
     if not folder.checkpoint.is_dir():
         raise CheckpointError(f"there is no run to resume in {folder.path}")
-    stored = stored_plan(folder)
+    path = folder.path / PLAN
+    saved = Checkpoint.read(folder.checkpoint) if folder.has_checkpoint else None
+    if saved is not None and "plan" in saved.values:
+        # A run in phases: its end may replace plan.json by the plan of the rounds that were run.
+        stored: Plan | None = Plan.from_dict(saved.values["plan"])
+    else:
+        stored = Plan.load(path) if path.is_file() else None
     if stored is not None and plan is not None and stored != plan:
         raise CheckpointError(
             "cannot resume: the plan changed since the run began; the plan is that of "
-            f"{folder.path / PLAN}. Leave plan out, or start a new run in another folder"
+            f"{path}. Leave plan out, or start a new run in another folder"
         )
     released = ReleasedRounds.peek(folder.checkpoint)
-    if not (folder.checkpoint / STATE).is_file():
+    if saved is None:
         if released:
             raise CheckpointError(
                 f"cannot resume: {len(released)} rounds were released, but "
@@ -1151,8 +1144,7 @@ def continued(folder: RunFolder, plan: Plan | None) -> tuple[Plan, Checkpoint, R
             )
         return None
     if stored is None:
-        raise CheckpointError(f"cannot resume: {folder.path / PLAN} is gone, and it is the plan")
-    saved = Checkpoint.read(folder.checkpoint)
+        raise CheckpointError(f"cannot resume: {path} is gone, and it is the plan")
     return stored, saved, RunSecrets.read(folder.checkpoint)
 
 
@@ -1162,18 +1154,6 @@ def threads_of(folder: RunFolder) -> int | None:
         return None
     found = Checkpoint.read(folder.checkpoint).values.get("environment", {}).get("threads")
     return None if found is None else int(found)
-
-
-def stored_plan(folder: RunFolder) -> Plan | None:
-    """The plan that a run in the folder began with; None if no run began."""
-    if (folder.checkpoint / STATE).is_file():
-        # The checkpoint of a run in phases holds its plan, since the end of the run may replace
-        # plan.json by the plan of the rounds that were run.
-        values = Checkpoint.read(folder.checkpoint).values
-        if "plan" in values:
-            return Plan.from_dict(values["plan"])
-    path = folder.path / PLAN
-    return Plan.load(path) if path.is_file() else None
 
 
 # Models that were trained before: their earlier runs are named in a new statement.

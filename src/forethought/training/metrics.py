@@ -43,7 +43,7 @@ def public_statistics(
     Args:
         model: its batch normalisation layers are put in training mode, all others in evaluation
             mode.
-        parameters: the weights, by name.
+        parameters: weights in place of the model's own, by name.
         inputs: a tensor, tuple or dict of at least two public records, batch first.
     """
     with undisturbed(model), torch.no_grad():
@@ -75,9 +75,8 @@ def settle_statistics(model: nn.Module, inputs: Any) -> None:
     Args:
         inputs: public records, batch first.
     """
-    parameters = {name: p.detach() for name, p in model.named_parameters()}
     buffers = dict(model.named_buffers())
-    for name, value in public_statistics(model, parameters, inputs).items():
+    for name, value in public_statistics(model, {}, inputs).items():
         buffers[name].copy_(value)
 
 
@@ -211,19 +210,6 @@ class HeldOutAnswers:
 
 
 Measure = Callable[[HeldOutAnswers], Figure | None]
-
-
-def classes_of(
-    outputs: NDArray[np.float64], targets: NDArray[np.int64], decisions: Decisions | None = None
-) -> HeldOutAnswers:
-    """Answers of a classifier from its outputs (N, classes) before the softmax."""
-    rule = decisions or Decisions()
-    return HeldOutAnswers(targets, rule.shares(outputs), rule.chosen(outputs), rule.costs)
-
-
-def labels_of(outputs: NDArray[np.float64], targets: NDArray[np.int64]) -> HeldOutAnswers:
-    """Answers of a model of several labels from its outputs (N, labels) before the sigmoid."""
-    return HeldOutAnswers(targets, 1 / (1 + np.exp(-outputs)), (outputs > 0).astype(np.int64))
 
 
 def values_of(outputs: NDArray[np.float64], targets: NDArray[np.float64]) -> HeldOutAnswers:
@@ -592,9 +578,10 @@ def evaluate(
     dims: BatchDims | None = None,
     public_inputs: Any = None,
 ) -> tuple[float, float | None]:
-    """Mean loss and accuracy of the model with other parameters, in evaluation mode.
+    """Mean loss and accuracy of the model, in evaluation mode.
 
     Args:
+        parameters: in place of the model's own, by name.
         dims: the dimensions that hold the examples, if the user declares them.
         public_inputs: records whose statistics batch normalisation uses. None: those of the
             evaluated records, at most 512 at a time.
@@ -630,9 +617,7 @@ def evaluate(
     return total / size, hits / size if classified else None
 
 
-def share_alone(
-    model: nn.Module, parameters: dict[str, Tensor], loss: Loss, records: Records
-) -> float | None:
+def share_alone(model: nn.Module, loss: Loss, records: Records) -> float | None:
     """The accuracy if every answer is computed from its record alone; None without labels.
 
     So another record more or less changes the number of right answers by at most 1. Blocks of one
@@ -642,13 +627,13 @@ def share_alone(
     form = records.take(np.zeros(1, dtype=np.int64))[0]
 
     def one(row: Tensor) -> Tensor:
-        found: Tensor = functional_call(model, parameters, (row.unsqueeze(0),)).squeeze(0)
+        found: Tensor = model(row.unsqueeze(0)).squeeze(0)
         return found
 
     def answers(inputs: Any) -> Any:
         with undisturbed(model, loss), torch.no_grad():
             model.eval()
-            return lanes(inputs) if size > 1 else functional_call(model, parameters, *inputs)
+            return lanes(inputs) if size > 1 else call(model, inputs)
 
     lanes, size, right = torch.vmap(one), EVALUATION_BATCH, 0
     try:
@@ -660,7 +645,7 @@ def share_alone(
         size = 1
     for start in range(0, len(records), size):
         inputs, targets = records.take(np.arange(start, min(start + size, len(records))))
-        given = filled(inputs, 0, len(targets), size) if size > 1 else _arguments(inputs)
+        given = filled(inputs, 0, len(targets), size) if size > 1 else inputs
         found = correct(answers(given)[: len(targets)], targets)
         if found is None:
             return None
@@ -821,9 +806,12 @@ def measured(
     if classes is None:
         task, answers = "regression", values_of(values.reshape(-1), targets.astype(np.float64))
     elif targets.ndim == 2:
-        task, answers = "multilabel", labels_of(values, targets.astype(np.int64))
+        task, likely = "multilabel", 1 / (1 + np.exp(-values))
+        chosen = (values > 0).astype(np.int64)
+        answers = HeldOutAnswers(targets.astype(np.int64), likely, chosen)
     else:
-        task, answers = "classification", classes_of(values, targets, decisions)
+        task, rule = "classification", decisions or Decisions()
+        answers = HeldOutAnswers(targets, rule.shares(values), rule.chosen(values), rule.costs)
     nothing = without_a_model(answers)
     figures, baseline = {}, {}
     for name in (*chosen_measures(task, names), *(("mean cost",) if answers.costs else ())):

@@ -223,12 +223,8 @@ class Yogi(torch.optim.Optimizer):
 # Torch optimizers by name. Their use of a noised mean is post-processing, which costs no privacy.
 
 
-# Optimizers that evaluate the loss inside a step would use the data without noise.
-_LOOKS_AT_THE_DATA = {"lbfgs"}
-_LOOKS = (
-    "optimizer {name!r} evaluates the loss inside its step, which would read the data without "
-    "noise; use 'sgd' or 'adam'"
-)
+# Torch's own that :func:`require_steps` refuses.
+_REFUSED = {"lbfgs": "torch.optim:LBFGS", "sparseadam": "torch.optim:SparseAdam"}
 
 # Name → class: torch's own optimizers, and those that forethought adds.
 NAMES: dict[str, str] = {
@@ -237,7 +233,7 @@ NAMES: dict[str, str] = {
     if inspect.isclass(kind)
     and issubclass(kind, torch.optim.Optimizer)
     and kind is not torch.optim.Optimizer
-    and name.lower() not in {*_LOOKS_AT_THE_DATA, "sparseadam"}  # noised sums are dense
+    and name.lower() not in _REFUSED
 } | {name: kind.home for name, kind in OPTIMIZERS.items()}
 
 
@@ -251,8 +247,7 @@ def make_optimizer(
             take, or an optimizer that evaluates the loss inside its step.
     """
     kind = _find(optimizer.name)
-    if needs_closure(kind):
-        raise ValueError(_LOOKS.format(name=optimizer.name))
+    require_steps(kind)
     options, taken = dict(optimizer.options), inspect.signature(kind.__init__).parameters
     known = set(taken) - {"self", "params", "lr"}
     takes_any = any(p.kind is p.VAR_KEYWORD for p in taken.values())
@@ -268,18 +263,29 @@ def make_optimizer(
         raise ValueError(f"optimizer {optimizer.name!r}: {error}") from error
 
 
-def needs_closure(kind: type[torch.optim.Optimizer]) -> bool:
-    """True if a step of this optimizer evaluates the loss, which would read the data again."""
+def require_steps(kind: type[torch.optim.Optimizer]) -> None:
+    """Refuse an optimizer that cannot step along a noised mean.
+
+    Raises:
+        ValueError: its step evaluates the loss, or takes sparse gradients only.
+    """
     closure = inspect.signature(kind.step).parameters.get("closure")
-    return closure is not None and closure.default is inspect.Parameter.empty
+    required = closure is not None and closure.default is inspect.Parameter.empty
+    if required or issubclass(kind, torch.optim.LBFGS):
+        raise ValueError(
+            f"{kind.__name__} evaluates the loss inside its step, which would read the data "
+            "without noise: use SGD or Adam"
+        )
+    if issubclass(kind, torch.optim.SparseAdam):
+        raise ValueError(
+            f"{kind.__name__} takes sparse gradients, and noise makes all of them dense: use Adam"
+        )
 
 
 def _find(name: str) -> type[torch.optim.Optimizer]:
     if ":" not in name:
-        if found := NAMES.get(name.lower()):
+        if found := (NAMES | _REFUSED).get(name.lower()):
             return _find(found)
-        if name.lower() in _LOOKS_AT_THE_DATA:
-            raise ValueError(_LOOKS.format(name=name))
         raise ValueError(
             f"unknown optimizer {name!r} (your own is named 'module:Class'): "
             f"{suggestion(name.lower(), sorted(NAMES))}"
@@ -637,6 +643,13 @@ def _of_torch() -> frozenset[str]:
     return frozenset(vars(torch.optim.SGD([torch.zeros(1)])))
 
 
+def _drawn(value: Any) -> Any:
+    """A generator's state, which moves as it draws; any other value itself."""
+    if isinstance(value, torch.Generator):
+        return value.get_state()
+    return str(value.bit_generator.state) if isinstance(value, np.random.Generator) else value
+
+
 def _fits(key: str, value: Any) -> bool:
     # A tensor among the attributes may be a weight, or share its memory.
     return isinstance(value, _PLAIN if key.startswith(_OWN) else (torch.Tensor, *_PLAIN))
@@ -651,7 +664,7 @@ def _not_stored(optimizer: torch.optim.Optimizer, name: str, value: Any) -> Type
 
 
 def require_stored(how: Optimizer, parameters: Iterable[torch.Tensor]) -> None:
-    """Refuse an optimizer that no checkpoint could continue, by a step of it on copies.
+    """Refuse an optimizer that no checkpoint could continue, by steps of it on copies.
 
     Raises:
         TypeError: the step changes something that a checkpoint does not hold.
@@ -662,15 +675,18 @@ def require_stored(how: Optimizer, parameters: Iterable[torch.Tensor]) -> None:
 
     def others() -> dict[str, tuple[bytes, Any]]:
         held = (pair for pair in _rest_of(tried) if not _fits(*pair))
-        return {key: (fingerprint(value), value) for key, value in held}
+        return {key: (fingerprint(_drawn(value)), value) for key, value in held}
 
     before = others()
     for copy in copies:
         copy.grad = torch.ones_like(copy)
     if hasattr(tried, "expect_noise"):
         tried.expect_noise(1.0)
+    # A class of the user's may do something at every few steps only, such as slow weights.
+    known = type(tried).__module__.startswith(("torch.", "forethought."))
     with torch.random.fork_rng(devices=[]):
-        tried.step()
+        for _ in range(1 if known else 12):
+            tried.step()
     optimizer_state(tried)
     with torch.no_grad():  # an attribute may hold the weights themselves
         for copy, weight in zip(copies, weights, strict=True):

@@ -27,6 +27,7 @@ import torch
 from blake3 import blake3
 from torch import nn
 from torch.nn import functional as F
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from forethought.accounting.statement import About, Statement, account
 from forethought.gradients.boundary import RECORDERS, shards_of, trained_here, trained_of
@@ -40,7 +41,6 @@ from forethought.rounds.contributions import (
     of_alike,
     own_mean,
 )
-from forethought.rounds.preparation import require_prepared
 from forethought.rounds.private_sum import PrivateRounds, RoundError, present_team
 from forethought.rounds.randomness import Indices, Secrets, Seeds
 from forethought.rounds.records import Records, TensorRecords, blank, content
@@ -54,12 +54,13 @@ from forethought.training.folder import (
     remember,
     trained_before,
 )
-from forethought.training.optimizers import IterateAverage, descent_of, needs_closure
+from forethought.training.optimizers import IterateAverage, descent_of, require_steps
 from forethought.training.records import (
     arranged,
     declared,
     opened,
     placed_records,
+    require_answered,
     require_fit,
     require_reached,
     require_sharded,
@@ -67,8 +68,16 @@ from forethought.training.records import (
     warn_of_another_model,
     with_caveats,
 )
-from forethought.training.run import TIME_AND_MEMORY, Run, in_the_book, randomness, reserved
+from forethought.training.run import (
+    TIME_AND_MEMORY,
+    Run,
+    in_the_book,
+    randomness,
+    require_about,
+    reserved,
+)
 from forethought.values.caveats import Caveat
+from forethought.values.checks import instance
 from forethought.values.mechanism import Persons
 from forethought.values.plan import Paid, Payer, Plan, marked, step_sizes
 from forethought.values.use import Averaging, trained_parameters
@@ -110,7 +119,8 @@ def private(
             of its own (schedulers included). None: the plan's own optimizer, step sizes and
             averaging, as in :func:`forethought.train`.
         data: as for :func:`forethought.train`; or a DataLoader, of which only the data set and the
-            ``collate_fn`` are used, since the plan decides how batches are drawn.
+            ``collate_fn`` are used, since the plan decides how batches are drawn: a sampler of
+            one's own is refused.
         plan: the plan whose mechanism is released.
         ledger: the book that pays, a `forethought.Ledger`: the whole plan is reserved before a
             record is read. ``finish`` charges the rounds that were begun and refunds the rest;
@@ -128,10 +138,9 @@ def private(
             raise it too.
     """
     execution, seeds = settled(execution, seeds, **short)
-    if not isinstance(plan, Plan):
-        raise TypeError(f"plan must be a forethought.Plan, not {type(plan).__name__}")
+    plan = instance("plan", plan, Plan)
     plan = uncentred(plan)
-    require_prepared(plan, None)
+    require_answered(plan, None)
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"model must be a torch module, not {type(model).__name__}")
     if take_shards(model) is None:
@@ -213,7 +222,7 @@ class _Rounds:
         self._stated: tuple[Loss, ArrangedRecords] | None = None
         self._named = b""
         self.done, self.closed = 0, ""
-        self._batch: _RoundBatch | None = None
+        self._given = 0  # batches; the last one is open until its step is done
         self._value: Deferred | None = None
         self._left = self._standing()
         self.marks_gradients = True
@@ -222,19 +231,24 @@ class _Rounds:
         self._gate = Gate(model)
 
     def next_batch(self) -> Any:
-        """The batch of the next round, in the form of the data set's records."""
+        """The batch of the next round: deferred tensors in the form of the data set's records."""
         self._require_going_on()
-        if self._batch is not None:
+        if self._given > self.done:
             raise RoundError(
                 f"the batch of round {self.done} had no optimizer.step(): every batch is one "
                 "round, whatever the loop thinks of it. To compute a large batch in pieces give "
                 "micro_batch=, instead of accumulating gradients"
             )
-        self._batch = _RoundBatch(self)
-        return self._batch.form(self.records)
+        self._given += 1
+        tensors, structure = tree_flatten(blank(self.records, 1))
+        leaves = [Deferred(Leaf(self, self._given, place)) for place in range(len(tensors))]
+        inputs, targets = tree_unflatten(leaves, structure)
+        label = getattr(self.records, "label", None)
+        return (inputs, targets) if label is None else {**inputs, label: targets}
 
-    def take(self, value: Deferred, batch: _RoundBatch) -> None:
-        if batch is not self._batch:
+    def take(self, value: Deferred, batch: int) -> None:
+        """Take the loss of a batch, which ``Deferred.backward`` states."""
+        if batch <= self.done:
             raise RoundError(
                 f"this loss is about an earlier batch; the present one is that of round {self.done}"
             )
@@ -259,13 +273,13 @@ class _Rounds:
                 "batch, and there is one already"
             )
         returned = closure()
-        if self._batch is not None and self._value is None:
+        if self._given > self.done and self._value is None:
             raise RoundError("the closure called no backward() on the present batch's loss")
         return returned
 
     def step(self) -> None:
         self._require_going_on()
-        if self._batch is None:
+        if self._given == self.done:
             raise RoundError("optimizer.step() without a batch: take the next one of the loader")
         if self._value is None:
             raise RoundError(
@@ -301,7 +315,7 @@ class _Rounds:
         finally:
             if not self.closed:
                 self._gate.close()
-        self._batch = self._value = None
+        self._value = None
         self.done += 1
         self._left = self._standing()
         self._require_moved(now, self._left)
@@ -394,6 +408,7 @@ class _Rounds:
             )
 
     def finish(self, out: str | Path | None, about: About | None) -> Run:
+        require_about(about)
         transcript = self._private.transcript
         if self.closed == FINISHED:
             raise RoundError(f"{FINISHED}: it has its statement")
@@ -430,31 +445,11 @@ class _Rounds:
                     self.over()
                 if folder is not None:
                     found = folder.save_results(state, (), found, transcript)
-                    folder.erase_secrets()
             return found
 
         statement = team.first(ended)
         remember(self.model, statement)
         return Run(self.model, statement, (), self.plan, path, transcript)
-
-
-class _RoundBatch:
-    """The batch of one round, whose content is unknown to the loop; see :class:`Leaf`."""
-
-    def __init__(self, rounds: _Rounds) -> None:
-        self._rounds = rounds
-
-    def take(self, value: Deferred) -> None:
-        """Take the loss of this batch; ``Deferred.backward`` calls this."""
-        self._rounds.take(value, self)
-
-    def form(self, records: Records) -> Any:
-        """Deferred tensors in the structure of the data set's own records."""
-        tensors, structure = torch.utils._pytree.tree_flatten(blank(records, 1))
-        leaves = [Deferred(Leaf(self, place)) for place in range(len(tensors))]
-        inputs, targets = torch.utils._pytree.tree_unflatten(leaves, structure)
-        label = getattr(records, "label", None)
-        return (inputs, targets) if label is None else {**inputs, label: targets}
 
 
 class PrivateLoader:
@@ -510,21 +505,6 @@ class PrivateOptimizer(torch.optim.Optimizer):
         if name == "_rounds":
             raise AttributeError(name)
         return getattr(self._rounds.descent.optimizer, name)
-
-    @property
-    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
-        """The parameter groups of the wrapped optimizer."""
-        return self._rounds.descent.optimizer.param_groups
-
-    @property
-    def state(self) -> Any:  # type: ignore[override]
-        """The state of the wrapped optimizer."""
-        return self._rounds.descent.optimizer.state
-
-    @property
-    def defaults(self) -> dict[str, Any]:  # type: ignore[override]
-        """The defaults of the wrapped optimizer."""
-        return self._rounds.descent.optimizer.defaults
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Run the round of the present batch, and update the weights with what it releases.
@@ -601,11 +581,7 @@ def _require_optimizer(optimizer: torch.optim.Optimizer, model: torch.nn.Module)
             "optimizer must be one of torch's, such as torch.optim.Adam(model.parameters()), or "
             f"None for the plan's own; not {type(optimizer).__name__}"
         )
-    if needs_closure(type(optimizer)) or isinstance(optimizer, torch.optim.LBFGS):
-        raise ValueError(
-            f"{type(optimizer).__name__} evaluates the loss inside its step, which would read the "
-            "data without noise: use SGD or Adam"
-        )
+    require_steps(type(optimizer))
     held = {id(p) for group in optimizer.param_groups for p in group["params"]}
     own = {id(p): (name, p.requires_grad) for name, p in model.named_parameters()}
     if not held <= own.keys():
@@ -655,14 +631,14 @@ def _of_state(optimizer: torch.optim.Optimizer) -> bytes:
     state = blake3()
     for key, value in optimizer.state_dict()["state"].items():
         _take(state, str(key), value)
-        numbers = [one for one in torch.utils._pytree.tree_leaves(value) if isinstance(one, Number)]
+        numbers = [one for one in tree_leaves(value) if isinstance(one, Number)]
         state.update(f"{key} {numbers}\n".encode())
     return state.digest()
 
 
 def _take(state: blake3, name: str, value: Any) -> None:
     """Add the tensors and arrays in a value to a hash."""
-    for place, leaf in enumerate(torch.utils._pytree.tree_leaves(value)):
+    for place, leaf in enumerate(tree_leaves(value)):
         if isinstance(leaf, np.ndarray | array) and np.asarray(leaf).dtype != object:
             leaf = torch.from_numpy(np.array(leaf))
         if isinstance(leaf, torch.Tensor) and not isinstance(leaf, torch.nn.Parameter):
@@ -688,7 +664,7 @@ class _NotYet(torch.Tensor):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         name = getattr(function, "__name__", "")
-        told = next(part.told for part in children((args, kwargs)) if isinstance(part, cls))
+        told = next(part.told for part in tree_leaves((args, kwargs)) if isinstance(part, cls))
         if name not in _HARMLESS and not told:
             told.append(name)
             warnings.warn(
@@ -703,7 +679,7 @@ class _NotYet(torch.Tensor):
             return part.as_subclass(torch.Tensor).clone() if isinstance(part, cls) else part
 
         with torch._C.DisableTorchFunctionSubclass():
-            args, kwargs = torch.utils._pytree.tree_map(zeros, (args, dict(kwargs or {})))
+            args, kwargs = tree_map(zeros, (args, dict(kwargs or {})))
             return function(*args, **kwargs)
 
 
@@ -733,11 +709,12 @@ class Leaf:
     """One tensor of a batch's records.
 
     Args:
-        batch: the batch.
+        rounds: of the loop. batch: number of the batch in it, from 1.
         place: index of the tensor among the records' tensors, inputs before targets.
     """
 
-    batch: Any
+    rounds: Any
+    batch: int
     place: int
 
 
@@ -838,13 +815,14 @@ class Deferred:
         """
         if args or kwargs:
             raise DeferredError("backward() of a private loss takes no arguments")
-        batches = {id(leaf.batch): leaf.batch for leaf in leaves(self)}
+        batches = {(id(leaf.rounds), leaf.batch): leaf.rounds for leaf in leaves(self)}
         if len(batches) != 1:
             raise DeferredError(
                 f"a loss is about one batch, this one about {len(batches)}: take inputs and "
                 "targets of the same turn of the loop"
             )
-        batches.popitem()[1].take(self)
+        (_, batch), rounds = batches.popitem()
+        rounds.take(self, batch)
 
     def __repr__(self) -> str:
         return "a value of a private batch: it is computed when optimizer.step() runs the round"
@@ -947,11 +925,6 @@ RECORDERS[Deferred] = lambda kind, args, kwargs: Deferred(
 )
 
 
-def children(value: Any) -> Iterator[Any]:
-    """Every leaf value of an argument, which may be nested in tuples, lists and dicts."""
-    yield from torch.utils._pytree.tree_leaves(value)
-
-
 def nodes(value: Deferred, apart: FunctionCall | None = None) -> Iterator[Leaf | FunctionCall]:
     """Everything that a value is computed from, and the value itself, each once.
 
@@ -968,7 +941,7 @@ def nodes(value: Deferred, apart: FunctionCall | None = None) -> Iterator[Leaf |
         seen.add(id(what))
         yield what
         if isinstance(what, FunctionCall):
-            pending += [*children(what.args), *children(what.kwargs)]
+            pending += tree_leaves((what.args, what.kwargs))
 
 
 def leaves(value: Deferred, apart: FunctionCall | None = None) -> Iterator[Leaf]:
@@ -977,8 +950,8 @@ def leaves(value: Deferred, apart: FunctionCall | None = None) -> Iterator[Leaf]
 
 
 @dataclass(frozen=True)
-class Earlier:
-    """The result of an earlier step of a stated loss, by its number."""
+class Position:
+    """The number of an earlier result of a stated loss, or of one of a record's tensors."""
 
     number: int
 
@@ -1032,7 +1005,7 @@ _GATED: weakref.WeakSet[type[nn.Module]] = weakref.WeakSet()
 
 def _gated(kind: type[nn.Module]) -> type[nn.Module]:
     def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if any(isinstance(value, Deferred) for value in children((args, kwargs))):
+        if any(isinstance(value, Deferred) for value in tree_leaves((args, kwargs))):
             modes = tuple((module, module.training) for module in self.modules())
             return Deferred(FunctionCall(model_call, (self, *args), kwargs, autocasts(), modes))
         return kind.__call__(self, *args, **kwargs)
@@ -1053,7 +1026,7 @@ def _gated(kind: type[nn.Module]) -> type[nn.Module]:
 class StatedLoss:
     """The loss of a round, as the loop stated it: ``loss(outputs, targets)``.
 
-    Plain data: calls whose arguments hold :class:`Earlier` values. It refers to no batch and no
+    Plain data: calls whose arguments hold :class:`Position` values. It refers to no batch and no
     loop.
 
     Args:
@@ -1073,11 +1046,11 @@ class StatedLoss:
             what = one._what
             if id(what) not in numbers:
                 assert isinstance(what, FunctionCall)  # all leaves are known
-                args = torch.utils._pytree.tree_map(number, what.args)
-                kwargs = torch.utils._pytree.tree_map(number, dict(what.kwargs))
+                args = tree_map(number, what.args)
+                kwargs = tree_map(number, dict(what.kwargs))
                 numbers[id(what)] = len(known) + len(steps)
                 steps.append(replace(what, args=args, kwargs=kwargs))
-            return Earlier(numbers[id(what)])
+            return Position(numbers[id(what)])
 
         self._result = number(value)
         self._steps = tuple(steps)
@@ -1088,11 +1061,11 @@ class StatedLoss:
         values = [outputs, *given]
 
         def of(one: Any) -> Any:
-            return values[one.number] if isinstance(one, Earlier) else one
+            return values[one.number] if isinstance(one, Position) else one
 
         for step in self._steps:
-            args = torch.utils._pytree.tree_map(of, step.args)
-            kwargs = torch.utils._pytree.tree_map(of, step.kwargs)
+            args = tree_map(of, step.args)
+            kwargs = tree_map(of, step.kwargs)
             with nullcontext() if step.grad else torch.no_grad():
                 values.append(step.function(*args, **kwargs))
         return of(self._result)
@@ -1111,9 +1084,9 @@ class StatedLoss:
 
 
 def _same(one: FunctionCall, other: FunctionCall) -> bool:
-    parts, form = torch.utils._pytree.tree_flatten((one.args, dict(one.kwargs)))
-    others, other_form = torch.utils._pytree.tree_flatten((other.args, dict(other.kwargs)))
-    plain = (str, bool, int, float, Earlier)
+    parts, form = tree_flatten((one.args, dict(one.kwargs)))
+    others, other_form = tree_flatten((other.args, dict(other.kwargs)))
+    plain = (str, bool, int, float, Position)
     return (
         one.function is other.function
         and one.grad == other.grad
@@ -1125,19 +1098,12 @@ def _same(one: FunctionCall, other: FunctionCall) -> bool:
     )
 
 
-@dataclass(frozen=True)
-class TensorPlace:
-    """The index of one of a record's tensors."""
-
-    number: int
-
-
 class ArrangedRecords:
     """Records whose tensors are arranged as a model's arguments and a loss's targets.
 
     Args:
         records: the records to arrange.
-        inputs: nested tuples and dicts of :class:`TensorPlace` values (indices among all tensors
+        inputs: nested tuples and dicts of :class:`Position` values (indices among all tensors
             of the records, inputs before targets) and of values that are no tensors.
         targets: the indices of the tensors that the loss reads; none if the model computes its
             loss.
@@ -1152,12 +1118,12 @@ class ArrangedRecords:
     def take(self, indices: Indices) -> tuple[Any, Any]:
         if not len(indices):
             return None, None
-        tensors = torch.utils._pytree.tree_leaves(self._records.take(indices))
+        tensors = tree_leaves(self._records.take(indices))
 
         def at(place: Any) -> Any:
-            return tensors[place.number] if isinstance(place, TensorPlace) else place
+            return tensors[place.number] if isinstance(place, Position) else place
 
-        inputs = torch.utils._pytree.tree_map(at, self._inputs)
+        inputs = tree_map(at, self._inputs)
         # A round needs a target: a loss that the model computes itself ignores it.
         targets = tuple(tensors[place] for place in self._targets or (-1,))
         return inputs, targets[0] if len(targets) == 1 else targets
@@ -1167,7 +1133,7 @@ class ArrangedRecords:
 
     def settled(self) -> Records:
         """The original records if nothing was rearranged, since rounds have fast paths for them."""
-        as_they_are = (self._inputs, self._targets) == (TensorPlace(0), (1,))
+        as_they_are = (self._inputs, self._targets) == (Position(0), (1,))
         return self._records if as_they_are and isinstance(self._records, TensorRecords) else self
 
     def same_as(self, other: ArrangedRecords) -> bool:
@@ -1205,7 +1171,7 @@ def stated(
             "gradient: take it out of there"
         )
     for call in calls:
-        for part in (*children(call.args), *children(call.kwargs)):
+        for part in tree_leaves((call.args, call.kwargs)):
             if isinstance(part, torch.Tensor) and part.requires_grad:
                 raise DeferredError(
                     "the loss holds a parameter, or what was computed from one, besides the "
@@ -1213,20 +1179,18 @@ def stated(
                     "(weight_decay=), anything else into the model's forward"
                 )
     inputs = _as_called(model, output)
-    of_inputs = {id(leaf) for leaf in _leaves(inputs)}
+    given = tree_leaves(inputs)
     # The tensors that the loss reads other than through the model.
     targets = tuple(sorted(leaves(value, output), key=lambda leaf: leaf.place))
-    for leaf in _leaves(inputs):
+    for leaf in given:
         if not isinstance(leaf, Leaf | bool | str | None):
             raise DeferredError(
                 "the model was given something besides the batch's own tensors: move what is done "
                 "to them into the model or the data set, and what all records share into the model"
             )
-    if not of_inputs:
+    if not any(isinstance(leaf, Leaf) for leaf in given):
         raise DeferredError("the model's arguments hold nothing of the batch")
-    places = torch.utils._pytree.tree_map(
-        lambda leaf: TensorPlace(leaf.place) if isinstance(leaf, Leaf) else leaf, inputs
-    )
+    places = tree_map(lambda leaf: Position(leaf.place) if isinstance(leaf, Leaf) else leaf, inputs)
     arranged = ArrangedRecords(records, places, tuple(leaf.place for leaf in targets))
     loss = _known(value, output, targets)
     if before is not None and arranged.same_as(before[1]):
@@ -1236,17 +1200,13 @@ def stated(
     return loss, arranged
 
 
-def _leaves(tree: Any) -> list[Any]:
-    return [leaf for leaf in torch.utils._pytree.tree_leaves(tree) if leaf is not None]
-
-
 def _as_called(model: nn.Module, output: FunctionCall) -> Any:
     """The arguments of the model's call, in one of the forms in which rounds call models."""
 
     def what(part: Any) -> Any:
         return part._what if isinstance(part, Deferred) else part
 
-    args, kwargs = torch.utils._pytree.tree_map(what, (output.args[1:], dict(output.kwargs)))
+    args, kwargs = tree_map(what, (output.args[1:], dict(output.kwargs)))
     if args and kwargs:
         bound = inspect.signature(model.forward).bind(*args, **kwargs)
         kinds = {name: part.kind for name, part in bound.signature.parameters.items()}
@@ -1263,17 +1223,21 @@ def _as_called(model: nn.Module, output: FunctionCall) -> Any:
     return args[0] if alone else args
 
 
+_PLAIN: dict[str, Any] = {
+    "weight": None,
+    "size_average": None,
+    "ignore_index": -100,
+    "reduce": None,
+}
+_PLAIN |= {"reduction": "none", "label_smoothing": 0.0}
+
+
 def _known(value: Deferred, output: FunctionCall, targets: tuple[Leaf, ...]) -> Loss:
     """Forethought's own function for plain cross entropy, which has fast rules; else as stated."""
-    what = value._what
-    if isinstance(what, FunctionCall) and what.function is F.cross_entropy and len(targets) == 1:
-        bound = inspect.signature(F.cross_entropy).bind(*what.args, **what.kwargs)
-        bound.apply_defaults()
-        given = dict(bound.arguments)
-        first, second = given.pop("input"), given.pop("target")
-        plain = {"weight": None, "size_average": None, "ignore_index": -100, "reduce": None}
-        own = {**plain, "reduction": "none", "label_smoothing": 0.0}
-        looked_at = [getattr(one, "_what", None) for one in (first, second)]
-        if given == own and looked_at[0] is output and looked_at[1] is targets[0]:
+    what, own = value._what, [output, *targets]
+    if isinstance(what, FunctionCall) and what.function is F.cross_entropy:
+        # Torch hands every call on with all of its options, by name.
+        given = [getattr(one, "_what", None) for one in what.args]
+        if what.kwargs == _PLAIN and len(given) == len(own) and all(map(operator.is_, given, own)):
             return cross_entropy
     return StatedLoss(value, output, targets)

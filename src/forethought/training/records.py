@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -15,6 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from forethought.accounting import exact
+from forethought.accounting.interval import at_most
 from forethought.data import Dataset
 from forethought.data.dataset import EMPTY, PersonRows, by_person
 from forethought.data.files import DataError
@@ -46,6 +48,7 @@ from forethought.rounds.records import (
 from forethought.training.execution import check_model as check_unwrapped
 from forethought.training.execution import usable
 from forethought.values.caveats import Caveat
+from forethought.values.checks import function
 from forethought.values.mechanism import Mechanism, Persons
 from forethought.values.plan import LEAST_NOISE, Plan
 from forethought.values.use import differences, is_linear, trained_parameters
@@ -57,7 +60,9 @@ class OtherModelWarning(UserWarning):
     """The step size or batch of a plan was chosen for another model, or for other features."""
 
 
-def warn_of_another_model(plan: Plan, model: torch.nn.Module, data: object = None) -> None:
+def warn_of_another_model(
+    plan: Plan, model: torch.nn.Module, data: object = None, norm: float | None = None
+) -> None:
     """Warn if a plan was made for another model or other features; say the cost and the remedy.
 
     Of the data, only a declared value is read: the usual feature norm of a
@@ -65,31 +70,16 @@ def warn_of_another_model(plan: Plan, model: torch.nn.Module, data: object = Non
 
     Args:
         data: as for :func:`forethought.train`; None: only the model is compared.
+        norm: usual norm of the model's inputs, as declared, to warn of other features only, where
+            training will get arrays and compare the model itself.
     """
-    norm = data.feature_norm if isinstance(data, Dataset) else None
-    _warn(_found(plan, model, norm))
-
-
-def warn_of_other_features(plan: Plan, model: torch.nn.Module, norm: float | None) -> None:
-    """Warn of other features only, where training will get arrays and compare the model itself.
-
-    Args:
-        norm: usual norm of the model's inputs, as declared; None: unknown.
-    """
-    alone = _found(plan, model, None)
-    _warn(sentence for sentence in _found(plan, model, norm) if sentence not in alone)
-
-
-def _found(plan: Plan, model: torch.nn.Module, norm: float | None) -> tuple[str, ...]:
-    own = plan.assumed
-    return (
-        () if own is None else differences(own, trained_parameters(model), is_linear(model), norm)
-    )
-
-
-def _warn(sentences: Iterable[str]) -> None:
-    for sentence in sentences:
-        warnings.warn(sentence, OtherModelWarning, stacklevel=4)
+    if plan.assumed is None:
+        return
+    told = partial(differences, plan.assumed, trained_parameters(model), is_linear(model))
+    of_model = () if norm is None else told(None)
+    for sentence in told(data.feature_norm if isinstance(data, Dataset) else norm):
+        if sentence not in of_model:
+            warnings.warn(sentence, OtherModelWarning, stacklevel=3)
 
 
 # Checks that a model, its loss and the records fit together, before anything is released.
@@ -128,14 +118,22 @@ def placed_records(
                 f"a noise multiplier of {part.noise_multiplier:g} protects nothing: use at least "
                 f"{LEAST_NOISE:g}, or 0 for training without privacy, which the statement says"
             )
-    first = next(p for p in model.parameters() if p.requires_grad)
-    records = as_records(data, first.dtype, first.device)
+    records = as_records(data, *form_of(model))
     if len(records) != plan.examples:
         raise ValueError(
             f"the plan is for {plan.examples} examples, the data has {len(records)}: the "
             "guarantee depends on it. Make the plan with examples=len(data)"
         )
     return records
+
+
+def form_of(model: torch.nn.Module) -> tuple[torch.dtype, torch.device]:
+    """Precision and device of a model's first floating-point weight, which are its inputs'.
+
+    The weights that are trained may have another precision, as adapters have.
+    """
+    first = next(p for p in model.parameters() if p.is_floating_point())
+    return first.dtype, first.device
 
 
 def require_fit(
@@ -203,7 +201,7 @@ def _of_zeros(
         first_line = str(error).strip().partition("\n")[0]
         raise ValueError(
             f"the model does not take one record of {name}, inputs of {_shapes(inputs)}: "
-            f"{first_line}. {_remedy(inputs)}"
+            f"{first_line}. {_remedy(inputs, first_line)}"
         ) from error
 
 
@@ -303,8 +301,13 @@ def _require_labels(targets: torch.Tensor, dims: int, classes: int, name: str) -
     )
 
 
-def _remedy(inputs: Any) -> str:
+def _remedy(inputs: Any, told: str) -> str:
     leaves = torch.utils._pytree.tree_leaves(inputs)
+    if "BFloat16" in told or "Half" in told:
+        return (
+            "Inputs come in the precision of the model's first weights: give all of the model one, "
+            "as model.to(torch.float32), or convert in its forward"
+        )
     if any(isinstance(x, torch.Tensor) and not x.is_floating_point() for x in leaves):
         return (
             "These inputs are whole numbers: give them as inputs.float() where the model takes "
@@ -525,16 +528,9 @@ def person_loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         targets: labels (P, rows), or values and weights (P, rows, 2), as
             :func:`forethought.data.dataset.by_person` makes them.
     """
-    labels = not targets.is_floating_point()
-    if targets.ndim < (2 if labels else 3):
-        return cross_entropy(outputs, targets) if labels else squared_error(outputs, targets)
-    if not labels:
-        return PersonLoss(squared_error, 2)(outputs, targets)
-    there = (targets != EMPTY).to(outputs.dtype)
-    values = F.cross_entropy(
-        outputs.flatten(0, 1), targets.flatten(), reduction="none", ignore_index=EMPTY
-    ).view_as(there)
-    return _mean_over_rows(values, there)
+    if targets.is_floating_point():
+        return PersonLoss(squared_error, min(targets.ndim, 2))(outputs, targets)
+    return PersonLoss(cross_entropy, 1)(outputs, targets)
 
 
 @dataclass(frozen=True)
@@ -590,7 +586,9 @@ def arranged(data: object, plan: Plan, loss: Loss | None = None) -> Arranged:
     Raises:
         DataError: a plan of persons and data without persons, data of persons under a plan for
             single rows, or more rows of a person than the plan allows.
+        TypeError: a loss that is no function.
     """
+    function("loss", loss)
     kind = plan.contribution
     if not isinstance(data, PersonRows):
         if isinstance(kind, Persons):
@@ -709,12 +707,38 @@ class CentredRecords:
         return f"{self._records.digest(key)} centred"
 
 
-def require_answered(plan: Plan, prepared: Prepared | None) -> None:
-    """Refuse a run without the preparation that its plan pays for, unless the run can release it.
+# The slack of a budget, which covers how far other versions and machines may compute another ε.
+SLACK = 1e-3
+
+
+def require_within_budget(plan: Plan) -> None:
+    """Refuse to run a plan that spends more than the budget that it names.
 
     Raises:
-        ValueError: as :func:`forethought.rounds.preparation.require_prepared`.
+        ValueError: its certified ε is above the budget's.
     """
+    budget = plan.budget
+    if budget is None:
+        return
+    spent = exact.epsilon(plan.mechanism, budget.delta, plan.records_per_person).upper
+    if spent > budget.epsilon * (1 + SLACK):
+        raise ValueError(
+            f"the plan spends epsilon {at_most(spent)} at delta {budget.delta:.3g}, and its budget "
+            f"is {budget.epsilon:g}: plan again with forethought.plan, or drop the budget with "
+            "plan.with_(budget=None)"
+        )
+
+
+def require_answered(plan: Plan, prepared: Prepared | None) -> None:
+    """Refuse a run above its plan's budget, or without the preparation that its plan pays for.
+
+    A preparation that the run itself can release is not needed.
+
+    Raises:
+        ValueError: as for :func:`require_within_budget`, and
+            :func:`forethought.rounds.preparation.require_prepared`.
+    """
+    require_within_budget(plan)
     asked = plan.preparation
     if prepared is None and asked is not None and asked.centres:
         return

@@ -53,8 +53,10 @@ from forethought.training.folder import (
     RunSecrets,
     continued,
     environment,
+    fingerprint,
     identity,
     locked,
+    path_of,
     remember,
     replace_file,
     trained_before,
@@ -84,6 +86,7 @@ from forethought.training.records import (
     as_rows,
     coincide,
     declared,
+    form_of,
     opened,
     placed_records,
     require_answered,
@@ -96,7 +99,7 @@ from forethought.training.records import (
     with_caveats,
 )
 from forethought.values.caveats import Caveat
-from forethought.values.checks import function
+from forethought.values.checks import function, instance, require_payer
 from forethought.values.mechanism import Augmentation, LocalUpdates
 from forethought.values.plan import Paid, Payer, Plan, Transcript, marked, step_sizes
 from forethought.values.use import linear_layer, trained_parameters
@@ -260,7 +263,7 @@ class Loop:
         if self._shards is not None:
             tensors, average = (self._shards.full_of(own, keep) for own in (tensors, average))
         owned = {
-            "model": _untied(whole_state(self.model, keep)),  # safetensors refuses shared memory
+            "model": whole_state(self.model, keep),
             "average": average,
             "optimizer": tensors,
             "filter": filtered,
@@ -301,16 +304,6 @@ class Loop:
         self._non_finite = saved.values["non_finite"]
         self._slowed, self._last_accuracy = saved.values.get("slowed", (1.0, 0.0))
         self.done = saved.round
-
-
-def _untied(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    seen: set[int] = set()
-    own = {}
-    for name, tensor in state.items():
-        storage = tensor.untyped_storage().data_ptr()
-        own[name] = tensor.clone() if storage in seen else tensor
-        seen.add(storage)
-    return own
 
 
 # Rows of the history when log_every is not given.
@@ -473,21 +466,26 @@ def train(
         RunFolderBusyError: another process runs in ``out``.
         CheckpointError: nothing to resume, or another run (a ValueError).
         TranscriptError: the releases are not those that were accounted; nothing is written.
+        TeamError: the arguments of several processes differ, or one process has ended (a
+            ValueError).
         OSError: ``out`` cannot be written; before the first private step where that can be known.
         Interrupted: Ctrl-C or SIGTERM; the round was finished and a checkpoint written (a
             KeyboardInterrupt).
     """
     execution, seeds = settled(execution, seeds, **short)
+    require_about(about)
     folder = folder_of(out, files, resume, overwrite)
     team = present_team()
-    team.any()  # a barrier: no process still reads the folder
+    # Before anything is paid or released. It is a barrier too: no process still reads the folder.
+    team.require_same(plan, "plan")
+    alike = augment, prepared, ledger is None, folder is None, resume
+    team.require_same(alike, "augment=, prepared=, ledger=, out= or resume=")
     with contextlib.ExitStack() as held:
         if folder is not None:
             team.first(lambda: held.enter_context(locked(folder.path)))
         if plan is None and resume and folder is not None:
             plan = folder.plan()  # plan.json is the plan
-        if not isinstance(plan, Plan):
-            raise TypeError(f"plan must be a forethought.Plan, not {type(plan).__name__}")
+        plan = instance("plan", plan, Plan)
         if augment is not None:
             plan = plan.with_(augmentation=Augmentation.of(augment))
         require_answered(plan, prepared)
@@ -495,8 +493,7 @@ def train(
         task = task_of(model, data, test, plan, loss, execution, batch_dims)
         warn_of_another_model(task.plan, model, data)
         same_start(model, team)
-        path = None if folder is None else folder.path
-        earlier = team.first(lambda: () if resume else trained_before(model, path))
+        earlier = team.first(lambda: () if resume else trained_before(model, path_of(folder)))
         run = run_plan(
             replace(
                 task,
@@ -520,6 +517,12 @@ def train(
     return run
 
 
+def require_about(about: object) -> None:
+    """Refuse what a Statement cannot be about, while nothing is released."""
+    if about is not None:
+        instance("about", about, About)
+
+
 def reserved(
     held: contextlib.ExitStack,
     ledger: Payer | None,
@@ -530,6 +533,7 @@ def reserved(
     team: Team,
 ) -> Paid | None:
     """The run's reservation, in the process that leads; None without a ledger or if finished."""
+    require_payer(ledger)
     if ledger is None:
         if resume and folder is not None and (folder.path / RESERVATION).is_file():
             raise CheckpointError(
@@ -542,12 +546,11 @@ def reserved(
         if folder is not None and not resume:
             folder.require_free(overwrite)
         if folder is None or not (resume and folder.finished):
-            path = None if folder is None else folder.path
             paying = ledger.paid(
                 plan.mechanism,
                 group=plan.records_per_person,
                 unit=unit_of(plan),
-                folder=path,
+                folder=path_of(folder),
                 resume=resume,
             )
             found.append(held.enter_context(paying))
@@ -581,7 +584,6 @@ def task_of(
     batch_dims: gradients.BatchDims | None = None,
 ) -> Task:
     """The task of a call: data sets opened, their caveats added to the plan, persons arranged."""
-    function("loss", loss)
     loss = usual_loss(data) if loss is None else loss
     data, test, found = opened(data, test)
     own, plan = arranged(data, plan, loss), with_caveats(plan, found)
@@ -602,13 +604,11 @@ def opened_task(
     Raises:
         ValueError, TypeError: a part that cannot be run.
     """
-    function("loss", loss)
     records = placed_records(model, data, plan, execution.device)
     trained_parameters(model)  # refuses lazy layers, which the first pass would change
     if take_shards(model) is not None:
         require_sharded(plan)
-    first = next(p for p in model.parameters() if p.requires_grad)
-    held_out = None if test is None else as_records(test, first.dtype, first.device, "test")
+    held_out = None if test is None else as_records(test, *form_of(model), "test")
     chosen = default_loss(blank(records)[1]) if loss is None else of_each(loss)
     weights = chosen.parameters() if isinstance(chosen, torch.nn.Module) else ()
     if {id(p) for p in weights if p.requires_grad} - {id(p) for p in model.parameters()}:
@@ -620,13 +620,12 @@ def opened_task(
     if held_out is not None:
         require_fit(model, chosen, held_out, "test", batch_dims)
     check_loss(model, chosen, records, batch_dims, plan.contribution, plan.augmentation)
-    if plan.schedule.kind == "drops" and held_out is not None:
-        own = {name: p.detach() for name, p in trained_here(model).items()}
-        if evaluate(model, own, chosen, held_out, batch_dims)[1] is None:
-            raise ValueError(
-                "the schedule 'drops' looks at accuracy, and test= has no labels to measure it "
-                "on: take another schedule, such as 'cosine'"
-            )
+    judged = held_out if plan.schedule.kind == "drops" else None
+    if judged is not None and evaluate(model, {}, chosen, judged, batch_dims)[1] is None:
+        raise ValueError(
+            "the schedule 'drops' looks at accuracy, and test= has no labels to measure it on: "
+            "take another schedule, such as 'cosine'"
+        )
     # An unknown optimizer is reported before anything is released, means for centring included.
     descent_of(plan, trained_here(model))
     if batch_dims is None and not isinstance(plan.contribution, LocalUpdates):
@@ -717,7 +716,7 @@ def run_plan(task: Task) -> Run:
     if saved is not None:
         loop.restore(saved)
     try:
-        with all_there(team, None if folder is None else folder.path):
+        with all_there(team, path_of(folder)):
             _rounds(loop, checkpointer, task)
     finally:
         loop.descent.clear()
@@ -744,9 +743,7 @@ def run_plan(task: Task) -> Run:
     if folder is not None:
         unsaved, state = statement, whole_state(model, team.leads)
         statement = team.first(lambda: folder.save_results(state, history, unsaved, transcript))
-        team.first(folder.erase_secrets)
-    path = None if folder is None else folder.path
-    return Run(model, statement, history, plan, path, transcript)
+    return Run(model, statement, history, plan, path_of(folder), transcript)
 
 
 def _before(task: Task) -> int:
@@ -799,7 +796,8 @@ def _kept(
     named = identity(
         task.model, task.records, task.held_out, task.loss, keys.identity, task.batch_dims
     )
-    team.require_same(sorted(named.items()), "data, model, loss or batch_dims")
+    public = fingerprint(task.public_inputs)
+    team.require_same((named, public), "data, model, loss, batch_dims or public_inputs")
     if folder is None:
         return None
     fixed = {
@@ -861,7 +859,7 @@ def _rounds(loop: Loop, checkpointer: Checkpointer | None, task: Task) -> None:
                     if checkpointer is not None:
                         checkpointer.write(state)
             if stop:
-                raise Interrupted(None if task.folder is None else task.folder.path, done)
+                raise Interrupted(path_of(task.folder), done)
 
 
 def event(done: int, rounds: int, history: Sequence[Metrics]) -> Event:

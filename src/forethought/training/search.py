@@ -69,6 +69,7 @@ from forethought.training.folder import (
     environment,
     identity,
     locked,
+    path_of,
     remember,
     replace_file,
     require_files,
@@ -80,8 +81,10 @@ from forethought.training.records import (
     arranged,
     as_rows,
     coincide,
+    form_of,
     of_rows,
     opened,
+    require_within_budget,
     uncentred,
     usual_loss,
     warn_of_another_model,
@@ -99,6 +102,7 @@ from forethought.training.run import (
     in_the_book,
     opened_task,
     randomness,
+    require_about,
     require_public,
     reserved,
     run_plan,
@@ -106,7 +110,7 @@ from forethought.training.run import (
     task_of,
 )
 from forethought.values.caveats import Caveat
-from forethought.values.checks import one_of, real
+from forethought.values.checks import function, instance, one_of, real, require_payer
 from forethought.values.mechanism import Mechanism, Persons, Rounds
 from forethought.values.plan import Paid, Payer, Plan, Transcript, TranscriptError
 
@@ -114,9 +118,8 @@ Scoring = Literal["noised", "public", "unprotected"]
 Score = Callable[[torch.nn.Module], float]
 
 _EITHER = "give either holdout= (records to score on) or score= (a function)"
-PUBLIC_SCORE = Caveat("public-score")
-UNPROTECTED_SCORE = Caveat("unprotected-score")
-DISJOINT = Caveat("disjoint-score")
+# How a model is scored → its caveat in the statement.
+_SCORED = {"noised": "disjoint-score", "public": "public-score", "unprotected": "unprotected-score"}
 
 
 @dataclass(frozen=True)
@@ -205,6 +208,10 @@ def tune(  # noqa: C901, PLR0915
     """
     alone("tune")
     execution, seeds = settled(execution, seeds, **short)
+    require_about(about)
+    require_payer(ledger)
+    function("loss", loss)
+    function("progress", progress)
     plans = _candidates(candidates)
     if scoring == "public" and score is None and holdout is None and isinstance(data, LoadedData):
         raise CoincidingRecordsError(
@@ -233,7 +240,7 @@ def tune(  # noqa: C901, PLR0915
     require_files(files or {})
     folder = None if out is None else RunFolder(out)
     with contextlib.ExitStack() as kept:
-        kept.enter_context(locked(None if folder is None else folder.path))
+        kept.enter_context(locked(path_of(folder)))
         if folder is not None:
             folder.require_free(overwrite)
         paid = None
@@ -241,7 +248,7 @@ def tune(  # noqa: C901, PLR0915
             unit = unit_of(plans[0])
             paying = ledger.paid(selection.candidates[0], selection=selection, unit=unit)
             paid = kept.enter_context(paying)
-        loss = loss or usual_loss(data)
+        loss = usual_loss(data) if loss is None else loss
         given = data
         data, held_out, uses = opened(data, holdout)
         plans = [with_caveats(plan, uses) for plan in plans]
@@ -266,8 +273,7 @@ def tune(  # noqa: C901, PLR0915
             warn_of_another_model(plan, probe, given)
         first, size, same = tasks[plans[0]], 1, False
         if score is None:
-            like = next(probe.parameters())
-            held = as_records(holdout, like.dtype, like.device, "holdout")
+            held = as_records(holdout, *form_of(probe), "holdout")
             same = coincide(as_rows(first.records, probe), held, "holdout")
             if scoring == "public" and same:
                 require_public((COINCIDE,), "holdout", "scoring='unprotected'")
@@ -290,11 +296,12 @@ def tune(  # noqa: C901, PLR0915
         if folder is not None:
             folder.begin(overwrite=overwrite)
         best, scores = None, BoundNoise(secrets.noise, "score")
-        for found in _trials(make_model, tasks, plans, trials, secrets, seeds, progress):
+        made = _trials(make_model, tasks, plans, trials, secrets, seeds, progress)
+        for trial, found in enumerate(made):
             value = float(score(found.model))
             if score_noise and found.transcript is not None:
                 right = round(value * size)
-                told = encoded((found.trial, score_noise, found.plan.noise))
+                told = encoded((trial, score_noise, found.plan.noise))
                 bound = scores.bind(told, torch.tensor([right], dtype=torch.float64))
                 noise = scores.at(bound)
                 value = noised_count(right, score_noise, 1.0, found.plan.noise, noise) / size
@@ -323,7 +330,7 @@ def _trials(
     secrets: Secrets,
     seeds: Seeds,
     progress: Callable[[int, Event], None] | None,
-) -> Iterator[_Trial]:
+) -> Iterator[Run]:
     """Train a random number of random candidates, one after the other."""
     choices = Stream(secrets.sampling, "candidates")
     number = draw(trials, Stream(secrets.sampling, "number of trials").at(0))
@@ -350,7 +357,7 @@ def _trials(
         )
         run = run_plan(task)
         trained |= _weights(run.model) - begun  # a step too small for bfloat16 changes nothing
-        yield _Trial(run.model, run.statement, run.history, plan, None, run.transcript, trial)
+        yield run
 
 
 def _weights(model: torch.nn.Module) -> set[str]:
@@ -358,14 +365,9 @@ def _weights(model: torch.nn.Module) -> set[str]:
     return {digest_of([p.reshape(-1)], bytes(32)) for p in model.parameters() if p.requires_grad}
 
 
-@dataclass(frozen=True)
-class _Trial(Run):
-    trial: int = 0
-
-
 def _best(
     make_model: Callable[[], torch.nn.Module],
-    best: tuple[float, _Trial] | None,
+    best: tuple[float, Run] | None,
     first: Plan,
     statements: Mapping[Plan, Statement],
     folder: RunFolder | None,
@@ -375,7 +377,7 @@ def _best(
     """The result of a search: its best trial, with the statement of the search."""
     if best is None:
         start = Metrics(0, 0.0, first.optimizer.learning_rate, first.clip_norm, 0.0)
-        best = (math.nan, _Trial(make_model(), statements[first], (start,), first))
+        best = (math.nan, Run(make_model(), statements[first], (start,), first))
     value, run = best
     statement = statements[run.plan]
     if run.transcript is not None:
@@ -388,8 +390,7 @@ def _best(
     accuracy = None if math.isnan(value) else value
     last = replace(run.history[-1], epsilon=statement.epsilon.upper, accuracy=accuracy)
     plan = with_caveats(run.plan, (SEARCH_ALONE,))
-    path = None if folder is None else folder.path
-    shown = Run(of_rows(run.model), statement, (last,), plan, path, run.transcript)
+    shown = Run(of_rows(run.model), statement, (last,), plan, path_of(folder), run.transcript)
     if folder is not None:
         folder.add(files)
         folder.save_plan(plan)
@@ -397,7 +398,6 @@ def _best(
             run.model.state_dict(), shown.history, statement, run.transcript
         )
         shown = replace(shown, statement=statement)
-        folder.erase_secrets()
     if run.transcript is not None:
         remember(shown.model, statement)
     return Tuned(shown, plan, value, statement)
@@ -444,12 +444,11 @@ def _statement(
     named: Sequence[Caveat],
 ) -> Statement:
     uses = (use for p in (plan, *plans) for use in p.not_covered if use != SEARCH_ALONE)
-    more = {"noised": DISJOINT, "public": PUBLIC_SCORE, "unprotected": UNPROTECTED_SCORE}[scoring]
     every = [p.mechanism for p in plans]
     return account(
         plan.with_(not_covered=tuple(dict.fromkeys(uses))),
         accountant=selection_details(plan.mechanism, every, trials, score_noise, plan.delta),
-        not_covered=(more, Caveat("candidates", str(len(plans))), *named),
+        not_covered=(Caveat(_SCORED[scoring]), Caveat("candidates", str(len(plans))), *named),
         randomness=randomness(plan, secrets),
     )
 
@@ -458,11 +457,10 @@ def _counting(model: torch.nn.Module, records: Records, loss: Loss, scoring: Sco
     """The share of right answers as a score; evaluated once on an untrained model as a check."""
 
     def share(model: torch.nn.Module) -> float:
-        parameters = {name: p.detach() for name, p in model.named_parameters()}
         if scoring == "noised":
-            accuracy = metrics.share_alone(model, parameters, loss, records)
+            accuracy = metrics.share_alone(model, loss, records)
         else:
-            accuracy = evaluate(model, parameters, loss, records)[1]
+            accuracy = evaluate(model, {}, loss, records)[1]
         if accuracy is None:
             raise ValueError(
                 "holdout has no labels to count right answers of: give score= for other targets"
@@ -651,7 +649,7 @@ class PhaseState:
             statement,
             self.history(statement),
             plan,
-            None if folder is None else folder.path,
+            path_of(folder),
             self.transcript,
             tuple(replace(p, accuracy=p.accuracy or 0.0) for p in self.phases),
             self.ending == "reached",
@@ -779,11 +777,11 @@ def train_until(
     """
     alone("train_until")
     execution, seeds = settled(execution, seeds, **short)
+    require_about(about)
     wanted = real("accuracy", accuracy, above=0, most=1)
     one_of("decide_on", decide_on, get_args(DecideOn))
     folder = folder_of(out, files, resume, overwrite)
-    if not isinstance(plan, Plan):
-        raise TypeError(f"plan must be a forethought.Plan, not {type(plan).__name__}")
+    plan = instance("plan", plan, Plan)
     if plan.records_per_person > 1:
         raise ValueError(
             "phases promise something to single records: make the plan with "
@@ -791,6 +789,8 @@ def train_until(
         )
     plan = uncentred(plan)
     require_unprepared(plan, "train_until")
+    if next_phase is None:
+        require_within_budget(plan)
     if decide_on == "public" and isinstance(data, LoadedData) and test is None:
         raise CoincidingRecordsError(
             "decide_on='public' with the data's own test part: it is as private as the rest. Give "
@@ -801,7 +801,7 @@ def train_until(
     if next_phase is not None and plan.budget is None:
         raise ValueError("next_phase= needs a plan with a budget, which the filter keeps")
     with contextlib.ExitStack() as held:
-        held.enter_context(locked(None if folder is None else folder.path))
+        held.enter_context(locked(path_of(folder)))
         first = plan.remade(mechanism=plan.mechanism.first(plan.mechanism.rounds[0].count))
         apart = next_phase is not None and ledger is not None
         paid = None
@@ -809,11 +809,12 @@ def train_until(
             own = first if apart else plan
             paid = reserved(held, ledger, own, folder, resume, overwrite, Team())
         task = task_of(model, data, test, plan, loss, execution)
-        _require_labels(task)
+        if task.held_out is None or evaluate(task.model, {}, task.loss, task.held_out)[1] is None:
+            raise ValueError("test has no labels: there is no accuracy to run until")
         warn_of_another_model(task.plan, model, data)
         if decide_on == "public":
             require_public(task.caveats, "test", "decide_on='held-out'")
-        earlier = () if resume else trained_before(model, None if folder is None else folder.path)
+        earlier = () if resume else trained_before(model, path_of(folder))
         caveats = (*task.caveats, *earlier)
         state = PhaseState(task.plan, wanted, decide_on, next_phase is not None, caveats)
         if resume and folder is not None and folder.finished:
@@ -928,8 +929,7 @@ def _paid_phase(
     """The reservation of a phase: the one noted in its folder, or a new one."""
     if index == 0 and task.paid is not None:
         return contextlib.nullcontext(task.paid)
-    where = task.folder if index == 0 else part.folder
-    path = None if where is None else where.path
+    path = path_of(task.folder if index == 0 else part.folder)
     if path is not None:
         path.mkdir(parents=True, exist_ok=True)
     unit, resume = unit_of(part.plan), path is not None
@@ -987,7 +987,8 @@ def _phase_task(task: Task, state: PhaseState, index: int) -> Task:
         files={},
         execution=replace(task.execution, log_every=max(1, math.ceil(len(part) / ROWS))),
         seeds=task.seeds.part(index),
-        resume=folder is not None and _begun(folder),
+        # There is a phase to continue, or to read back.
+        resume=folder is not None and (folder.checkpoint.is_dir() or folder.finished),
         overwrite=False,
         progress=None if tell is None else _shifted(tell, state.rounds_before, total),
         caveats=(),
@@ -997,11 +998,6 @@ def _phase_task(task: Task, state: PhaseState, index: int) -> Task:
 
 def _place(folder: RunFolder, index: int) -> Path:
     return folder.path / PHASES / f"{index + 1:02d}"
-
-
-def _begun(folder: RunFolder) -> bool:
-    """True if a phase has a run to continue or to read back."""
-    return folder.checkpoint.is_dir() or (folder.path / STATEMENT).is_file()
 
 
 def phases_of(path: str | Path) -> tuple[Plan, float] | None:
@@ -1032,7 +1028,6 @@ def _finish(folder: RunFolder, state: PhaseState, result: PhasedRun) -> PhasedRu
     statement = folder.save_results(
         result.model.state_dict(), result.history, result.statement, state.transcript
     )
-    folder.erase_secrets()
     folder.erase_phases()
     return replace(result, statement=statement)
 
@@ -1067,17 +1062,6 @@ def _require(saved: Mapping[str, Any], present: Mapping[str, Any], folder: Path)
     changed = [f"{name} was {saved[name]!r}, is {present[name]!r}" for name in differing]
     if changed:
         raise CheckpointError(f"cannot resume the run in {folder}: {'; '.join(changed)}")
-
-
-def _require_labels(task: Task) -> None:
-    """Refuse held-out records on which no accuracy can be measured.
-
-    Raises:
-        ValueError: there are none, or they have no labels.
-    """
-    parameters, held_out = {n: p.detach() for n, p in task.model.named_parameters()}, task.held_out
-    if held_out is None or evaluate(task.model, parameters, task.loss, held_out)[1] is None:
-        raise ValueError("test has no labels: there is no accuracy to run until")
 
 
 def _shifted(progress: Callable[[Event], None], before: int, total: int) -> Callable[[Event], None]:

@@ -38,8 +38,26 @@ def _beyond(count: int) -> float:
     return float(-ndtri(0.025 / count))
 
 
+class AddedPart:
+    """A part of an additive model's outputs; ``values`` and ``noise`` are nested tuples."""
+
+    values: tuple[Any, ...]
+    noise: tuple[Any, ...]
+
+    @property
+    def reach(self) -> float:
+        """The largest difference that the part makes to an output."""
+        return max(float(np.ptp(rows)) for rows in self.values)
+
+    @property
+    def clear(self) -> bool:
+        """True if some value differs from 0 by more than noise alone does in 95 of 100 runs."""
+        rows = np.abs(np.array(self.values))
+        return bool((rows > _beyond(rows.size) * np.array(self.noise or 0.0)).any())
+
+
 @dataclass(frozen=True)
-class Shape:
+class Shape(AddedPart):
     """The contribution of one column to the outputs.
 
     Args:
@@ -60,20 +78,9 @@ class Shape:
     noise: tuple[float, ...] = ()
     missing: tuple[float, ...] = ()
 
-    @property
-    def reach(self) -> float:
-        """The largest difference that the column makes to an output."""
-        return max(max(row) - min(row) for row in self.values)
-
-    @property
-    def clear(self) -> bool:
-        """True if some value differs from 0 by more than noise alone does in 95 of 100 runs."""
-        rows = np.abs(np.array(self.values))
-        return bool((rows > _beyond(rows.size) * np.array(self.noise or 0.0)).any())
-
 
 @dataclass(frozen=True)
-class Surface:
+class Surface(AddedPart):
     """The contribution of two columns together, beyond that of each alone.
 
     Args:
@@ -87,17 +94,6 @@ class Surface:
     places: tuple[tuple[Any, ...], tuple[Any, ...]]
     values: tuple[tuple[tuple[float, ...], ...], ...]
     noise: tuple[tuple[float, ...], ...] = ()
-
-    @property
-    def reach(self) -> float:
-        """The largest difference that the surface makes to an output."""
-        return max(float(np.ptp(rows)) for rows in self.values)
-
-    @property
-    def clear(self) -> bool:
-        """True if some value differs from 0 by more than noise, as :attr:`Shape.clear`."""
-        rows = np.abs(np.array(self.values))
-        return bool((rows > _beyond(rows.size) * np.array(self.noise or 0.0)).any())
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,8 @@ imported here: a trainer is recognised by its attributes.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -28,10 +29,7 @@ from forethought.values.plan import Plan
 class PrivateTraining:
     """A trainer of another library whose steps are the rounds of a plan."""
 
-    def __init__(self, plan: Plan) -> None:
-        self._plan, self._loop = plan, None
-
-    _loop: OwnLoop | None
+    _loop: OwnLoop | None = None
 
     def finish(self, out: str | Path | None = None, about: About | None = None) -> Run:
         """End the training, after the trainer's own call (``train()``, ``fit(…)``).
@@ -85,19 +83,46 @@ def private_trainer(
         ValueError: arguments that do not fit private rounds.
     """
     how = dict(zip(("execution", "seeds"), settled(execution, seeds, **short), strict=True))
-    training = PrivateTraining(plan)
+    training = PrivateTraining()
     if hasattr(trainer, "get_train_dataloader") and hasattr(trainer, "training_step"):
         if model is not None:
             raise ValueError("model= is for Lightning: a transformers.Trainer has its own")
         training._loop = _in_transformers(trainer, plan, planned, how)
     elif hasattr(trainer, "fit_loop"):
-        trainer.callbacks.append(_lightning_callback(trainer, training, model, planned, how))
+        trainer.callbacks.append(_lightning_callback(trainer, training, plan, model, planned, how))
     else:
         raise TypeError(
             "trainer must be a transformers.Trainer or a Lightning Trainer, not "
             f"{type(trainer).__name__}: any other loop becomes private with forethought.private"
         )
     return training
+
+
+_PIECES = "a step is one round; micro_batch= computes a large batch in pieces"
+_WHOLE_PLAN = "all rounds of the plan would run; leave it out, and try on made-up records first"
+# Arguments of transformers' and of Lightning's trainers that do not fit private rounds: the value,
+# beside those that are none, which changes nothing, and the remedy for others.
+_UNFIT: dict[str, tuple[object, str]] = {
+    "gradient_accumulation_steps": (1, _PIECES),
+    "accumulate_grad_batches": (1, _PIECES),
+    "fast_dev_run": (None, _WHOLE_PLAN),
+    "overfit_batches": (None, _WHOLE_PLAN),
+    "auto_find_batch_size": (None, "give micro_batch= for memory"),
+    "fp16": (None, "a GradScaler would scale what is clipped; use bf16=True"),
+    "torch_compile": (None, "rounds look into the model"),
+    "deepspeed": (None, "cut the model with torch's fully_shard instead"),
+    "fsdp": (None, "cut the model with torch's fully_shard beforehand"),
+    "n_gpu": (1, "make one device visible (CUDA_VISIBLE_DEVICES=0)"),
+    "include_num_input_tokens_seen": ("no", "it would count tokens of private records"),
+    "label_smoothing_factor": (None, "it is a batch's mean; smooth in the model's own loss"),
+}
+
+
+def _require_fit(arguments: Any) -> None:
+    for name, (harmless, remedy) in _UNFIT.items():
+        given = getattr(arguments, name, None)
+        if given and given != harmless:
+            raise ValueError(f"{name}={given!r} does not go with private rounds: {remedy}")
 
 
 class _Steps:
@@ -114,40 +139,11 @@ class _Steps:
         return len(self._loader)
 
     def __iter__(self) -> Iterator[Any]:
-        rounds = self._loader._rounds
-        for _ in range(len(self)):
-            if rounds.done == rounds.plan.rounds:
-                return
-            yield rounds.next_batch()
+        return islice(self._loader._until(self._loader._rounds.plan.rounds), len(self))
 
 
 # In transformers.
 
-# Arguments of a transformers.Trainer that do not fit private rounds → the remedy for each value.
-_UNFIT: dict[str, Callable[[Any], str]] = {
-    "gradient_accumulation_steps": lambda given: (
-        "a step is one round; micro_batch= computes a large batch in pieces" if given != 1 else ""
-    ),
-    "auto_find_batch_size": lambda given: "give micro_batch= for memory" if given else "",
-    "fp16": lambda given: (
-        "a GradScaler would scale what is clipped; use bf16=True" if given else ""
-    ),
-    "torch_compile": lambda given: "rounds look into the model" if given else "",
-    "deepspeed": lambda given: "cut the model with torch's fully_shard instead" if given else "",
-    "fsdp": lambda given: "cut the model with torch's fully_shard beforehand" if given else "",
-    "n_gpu": lambda given: "make one device visible (CUDA_VISIBLE_DEVICES=0)" if given > 1 else "",
-    "include_num_input_tokens_seen": lambda given: (
-        "it would count tokens of private records" if given not in (False, "no") else ""
-    ),
-    "label_smoothing_factor": lambda given: (
-        "it is a mean over the batch's labels; smooth in the model's own loss" if given else ""
-    ),
-    "gradient_checkpointing_kwargs": lambda given: (
-        "rounds look into the passes; give use_reentrant=False"
-        if given.get("use_reentrant")
-        else ""
-    ),
-}
 # The end of an error where a trainer would go on from a checkpoint.
 _GOES_ON = (
     "would run a part of the plan: load the checkpoint's weights into the model and begin a new "
@@ -159,10 +155,13 @@ _OF_BATCHES = ("loss", "grad_norm", "train_loss")
 
 def _in_transformers(trainer: Any, plan: Plan, planned: bool, how: dict[str, Any]) -> OwnLoop:
     arguments = trainer.args
-    for name, remedy in _UNFIT.items():
-        given = getattr(arguments, name, None)
-        if given is not None and (why := remedy(given)):
-            raise ValueError(f"{name}={given!r} does not go with private rounds: {why}")
+    _require_fit(arguments)
+    for name in ("activation_checkpointing_kwargs", "gradient_checkpointing_kwargs"):
+        if (getattr(arguments, name, None) or {}).get("use_reentrant"):
+            raise ValueError(
+                f"{name}= with use_reentrant does not go with private rounds, which look into the "
+                "passes: give use_reentrant=False"
+            )
     if trainer.model_init is not None:
         raise ValueError("model_init= would train another model: give model=model_init() instead")
     if planned and arguments.load_best_model_at_end and plan.averaging.kind != "none":
@@ -244,17 +243,13 @@ def _data_of(trainer: Any) -> Any:
 def _lightning_callback(
     trainer: Any,
     training: PrivateTraining,
+    plan: Plan,
     part: torch.nn.Module | None,
     planned: bool,
     how: dict[str, Any],
 ) -> Any:
     """A callback that puts a plan's rounds into a Lightning trainer when it begins to train."""
-    if trainer.accumulate_grad_batches != 1:
-        raise ValueError(
-            f"accumulate_grad_batches={trainer.accumulate_grad_batches} does not go with private "
-            "rounds: a step is one round; micro_batch= computes a large batch in pieces"
-        )
-    plan = training._plan
+    _require_fit(trainer)
 
     class PrivateRoundsCallback(_base_of(trainer)):  # type: ignore[misc]
         """Replaces loader, optimizer and log of a fit by those of the plan."""

@@ -667,7 +667,9 @@ class Rounds:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Rounds:
-        """The inverse of :meth:`to_dict`; refuses unknown keys."""
+        """The inverse of :meth:`to_dict`; refuses unknown keys, and what is no mapping."""
+        if not isinstance(values, Mapping):
+            raise TypeError(f"each entry of rounds must be a JSON object, not {values!r}")
         values = dict(values)
         strategy = values.pop("strategy", None)
         exact_keys("rounds", values, {one.name for one in fields(Rounds)})
@@ -829,24 +831,18 @@ class Mechanism(Stored):
 
     @classmethod
     def _restore(cls, values: dict[str, Any]) -> Mechanism:
-        return cls(
-            *(Rounds.from_dict(part) for part in values["rounds"]), adjacency=values["adjacency"]
-        )
+        parts = values["rounds"]
+        if not isinstance(parts, list | tuple):
+            raise TypeError(f"rounds must be a list of JSON objects, not {parts!r}")
+        return cls(*map(Rounds.from_dict, parts), adjacency=values["adjacency"])
 
 
 def _same_release(one: Rounds, other: Rounds) -> bool:
     # An epoch begins with each part: a part that ends inside one cannot be merged with the next.
-    if one.count % one.sampling.rounds_per_epoch:
-        return False
     # Correlated noise begins anew with each part.
-    if isinstance(one, Correlated) or isinstance(other, Correlated):
+    if one.count % one.sampling.rounds_per_epoch or isinstance(one, Correlated):
         return False
-    return (one.noise_multiplier, one.sampling, one.clipping, one.groups) == (
-        other.noise_multiplier,
-        other.sampling,
-        other.clipping,
-        other.groups,
-    )
+    return {**vars(one), "count": other.count} == vars(other)
 
 
 # The number of private rounds in each update: one number, or one for each of the first updates; the

@@ -170,8 +170,11 @@ def of_kind(kinds: Mapping[str, type[_Value]], values: Mapping[str, Any], what: 
         kinds: name → dataclass. what: the value's name in errors.
 
     Raises:
-        ValueError: an unknown kind, or values that :func:`build` refuses.
+        TypeError: ``values`` is no mapping. ValueError: an unknown kind, or values that
+            :func:`build` refuses.
     """
+    if not isinstance(values, Mapping):
+        raise TypeError(f"{what} must be a JSON object with its kind, not {values!r}")
     known = dict(values)
     kind = known.pop("kind", None)
     one_of(f"{what} kind", kind, tuple(kinds))

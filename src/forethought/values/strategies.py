@@ -17,7 +17,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from forethought.values.checks import real, settle
+from forethought.values.checks import reals, settle
 
 Array = NDArray[np.float64]
 
@@ -30,14 +30,14 @@ class Banded:
         coefficients: c_0 = 1, c_1, …: one for each band of C.
 
     Raises:
-        ValueError: the first one is not 1.
+        TypeError: no list of numbers. ValueError: the first one is not 1.
     """
 
     coefficients: tuple[float, ...]
     kind: ClassVar[str] = "banded"
 
     def __post_init__(self) -> None:
-        values = tuple(real("coefficient", value) for value in self.coefficients)
+        values = reals("coefficient", self.coefficients)
         if not values or values[0] != 1:
             raise ValueError("a banded strategy's first coefficient, on the diagonal, must be 1")
         settle(self, coefficients=values)
@@ -73,7 +73,8 @@ class BufferedToeplitz:
         decays: in [0, 1).
 
     Raises:
-        ValueError: values out of range, or different numbers of weights and decays.
+        TypeError: no lists of numbers. ValueError: values out of range, or different numbers of
+            weights and decays.
     """
 
     weights: tuple[float, ...]
@@ -81,8 +82,8 @@ class BufferedToeplitz:
     kind: ClassVar[str] = "buffered-toeplitz"
 
     def __post_init__(self) -> None:
-        weights = tuple(real("weight", value, above=0) for value in self.weights)
-        decays = tuple(real("decay", value, least=0, below=1) for value in self.decays)
+        weights = reals("weight", self.weights, above=0)
+        decays = reals("decay", self.decays, least=0, below=1)
         if not weights or len(weights) != len(decays):
             raise ValueError(
                 f"a buffered Toeplitz strategy has as many weights as decays, and at least one; "
