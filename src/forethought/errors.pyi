@@ -52,3 +52,4 @@ from .values.mechanism import UnsupportedMechanismError as UnsupportedMechanismE
 from .values.plan import TranscriptError as TranscriptError
 from .values.signing import SignatureError as SignatureError
 from .web.planner import SettingError as SettingError
+from .holders.links import PeersError as StoreError

@@ -328,6 +328,39 @@ def test_extreme_parameters_give_ordered_finite_bounds(rounds, wanted):
     assert back.lower <= wanted
 
 
+def _of_large_epsilon(number: int) -> tuple[Mechanism, float]:
+    """Little noise and a tiny δ, from whole numbers and powers of ten: ε is above 700."""
+    draw = np.random.default_rng([700, number])
+    sigma, count = int(draw.integers(20, 150)) / 1000, int(draw.integers(2, 150))
+    rate = int(draw.integers(1, 10)) * 10.0 ** -int(draw.integers(1, 6))
+    adjacency = ("add-or-remove", "zero-out", "replace-one")[int(draw.integers(3))]
+    return Mechanism(Rounds(sigma, count, Poisson(rate)), adjacency=adjacency), 10.0 ** -int(
+        draw.integers(5, 200)
+    )
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "wanted"),
+    [
+        (Mechanism(Rounds(1 / 16, 111, Poisson(2e-5)), adjacency="replace-one"), 1e-151),
+        *map(_of_large_epsilon, (PLACES)),
+    ],
+)
+def test_delta_undoes_an_epsilon_whose_power_of_e_is_no_number(mechanism, wanted):
+    found = epsilon(mechanism, wanted)
+    assert 700 < found.lower <= found.upper < math.inf
+    above, below = delta(mechanism, found.lower), delta(mechanism, found.upper)
+    assert below.lower <= wanted * (1 + 1e-9)
+    assert above.upper >= wanted * (1 - 1e-9)
+
+
+def test_bounds_at_an_epsilon_in_the_hundred_thousands_do_not_cross():
+    few, many = Rounds(0.0174, 10, Poisson(0.9999)), Rounds(0.1133, 1000, WithoutReplacement(1, 3))
+    mechanism = Mechanism(few, many, adjacency="replace-one")
+    found = epsilon(mechanism, 1e-300)
+    assert delta(mechanism, found.upper).lower <= 1e-300
+
+
 def test_arguments_are_refused_in_the_users_words():
     mechanism = Mechanism(Rounds(1.0, 1, FullBatch()))
     with pytest.raises(ValueError, match="delta must be"):

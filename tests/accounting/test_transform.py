@@ -301,3 +301,43 @@ def test_a_density_above_the_line_is_larger_by_what_is_said(variance):
             high = abs(np.exp(-((x + 1j * y - 0.4) ** 2) / (2 * variance)))
             low = math.exp(-((x - 0.4) ** 2) / (2 * variance))
             assert growth(np.array(y), np.array(variance)) == pytest.approx(math.log(high / low))
+
+
+@pytest.mark.parametrize(
+    ("shift", "rate", "swapped", "begin", "length"),
+    [(60.0, 0.3, True, -1.33, 1.5), (70.0, 1e-6, True, -1.32, 1.5), (45.0, 1e-14, False, -0.2, 0.6)],
+)
+def test_a_panel_near_a_sharp_bend_errs_by_less_than_it_says(shift, rate, swapped, begin, length):
+    # Left of the bend, where a large shift takes over, the mixture looks like one Gaussian.
+    side, none = transform.side_of([((shift, rate),)], [1 - rate]), transform.side_of([()], [1.0])
+    up, down = (none, side) if swapped else (side, none)
+    down.sign, sign = -1.0, -1.0 if swapped else 1.0
+    bend = sign * (shift / 2 - math.log(rate) / shift)
+    start, tilt = bend + begin, 0.01
+
+    def log_value(z):
+        log = np.logaddexp(math.log1p(-rate), math.log(rate) + sign * shift * z - shift**2 / 2)
+        return -z * z / 2 - math.log(2 * math.pi) / 2 + log * ((not swapped) + sign * tilt)
+
+    def integral(z, weights):
+        return float(weights @ np.exp(log_value(z) - top))
+
+    top = float(log_value(np.linspace(start, start + length, 200)).max())
+    demand = Demand(tilt, 0.0, top - 12)
+    found = rule(up, down, [transform.FORWARD], [demand], np.array([start]), start + length)
+    edges = np.linspace(0.0, length, 2 * math.ceil(length * shift) + 1)
+    nodes, weights = np.polynomial.legendre.leggauss(20)
+    half = np.diff(edges)[:, None] / 2
+    fine = integral((start + edges[:-1, None] + half * (1 + nodes)).ravel(), (half * weights).ravel())
+    rough = integral(start + found.nodes, found.weights)
+    assert abs(rough - fine) <= math.exp(found.log_errors[0] - top) + 1e-11 * fine
+
+
+@pytest.mark.parametrize("rate", [1e-20, 0.01, 0.7])
+def test_the_posterior_mean_has_all_its_digits_however_small(rate):
+    side, shift = transform.side_of([((3.0, rate),)], [1 - rate]), 3.0
+    z = np.array([-20.0, -11.0, 0.0, 6.0, 14.0, 17.0, 30.0])
+    mpmath.mp.dps = 30
+    for at, mean in zip(z.tolist(), side.at(z).mean[0], strict=True):
+        hit = mpmath.mpf(rate) * mpmath.exp(shift * mpmath.mpf(at) - mpmath.mpf(shift) ** 2 / 2)
+        assert mean == pytest.approx(float(shift * hit / (mpmath.mpf(1 - rate) + hit)), rel=1e-12)

@@ -611,9 +611,9 @@ def _declared(
     if schema.person is not None:
         aside = replace(aside, person=schema.person, split_by=aside.split_by or schema.person)
     columns = schema.parsed()
-    taken = dict.fromkeys(aside.targets, "a label")
-    whose = (aside.site, "the site"), (aside.person, "the person"), (aside.split_by, "split_by")
-    for name, purpose in (*taken.items(), *whose):
+    roles: list[tuple[str | None, str]] = [(name, "a label") for name in aside.targets]
+    roles += (aside.site, "the site"), (aside.person, "the person"), (aside.split_by, "split_by")
+    for name, purpose in roles:
         if name in columns and columns[name].titles(name):
             raise UndeclaredError(
                 f"{path}: {name!r} is {purpose} and a feature at once: take it out of "

@@ -109,11 +109,8 @@ class Request(Stored):
     @property
     def mechanism(self) -> Mechanism:
         """One full-batch round of all statistics together."""
-        return Mechanism(Rounds(_together(self._sigmas), 1, FullBatch()), adjacency=self.adjacency)
-
-    @property
-    def _sigmas(self) -> list[float]:
-        return [one.noise_multiplier or 0.0 for one in self.statistics]
+        sigma = _together([one.noise_multiplier or 0.0 for one in self.statistics])
+        return Mechanism(Rounds(sigma, 1, FullBatch()), adjacency=self.adjacency)
 
     @property
     def epsilon(self) -> float:
@@ -176,8 +173,8 @@ class Request(Stored):
                 f"the request is for {self.examples:,} records, the data has {len(found):,}: the "
                 "number is public, and errors and intervals follow from it"
             )
-        seeds = Seeds(noise=seed)
-        results = self._released(found, BoundNoise(Secrets.draw(seeds).noise, _PURPOSE))
+        noise = BoundNoise(Secrets.draw(Seeds(noise=seed)).noise, _PURPOSE)
+        results = self._released(found, noise)
         made = Released(self, results, seed is not None, schema is not None and schema.measured)
         if out is not None:
             made.save(out)
