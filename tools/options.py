@@ -68,7 +68,9 @@ def first_used(module: str) -> str:
         for name in names.split()
     ]
     if module == "forethought.errors":  # a former name, which it knows with a warning
-        lines.append("from .holders.links import PeersError as StoreError\n")
+        own = "from .holders.links import PeersError as PeersError\n"
+        former = own.replace("as PeersError\n", "as StoreError  # noqa: F401\n")
+        lines.insert(lines.index(own) + 1, former)
     if "__version__" in loaded.__all__:
         lines.append("\n__version__: str\n")
     return "".join(lines)

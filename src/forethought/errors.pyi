@@ -25,6 +25,7 @@ from .gossip.mixing import MixingError as MixingError
 from .gradients.passes import SlowGradientsWarning as SlowGradientsWarning
 from .holders.grpc import ConnectionPolicyError as ConnectionPolicyError
 from .holders.links import PeersError as PeersError
+from .holders.links import PeersError as StoreError  # noqa: F401
 from .holders.simulator import HolderError as HolderError
 from .holders.simulator import SimulationError as SimulationError
 from .jobs.job import JobError as JobError
@@ -52,4 +53,3 @@ from .values.mechanism import UnsupportedMechanismError as UnsupportedMechanismE
 from .values.plan import TranscriptError as TranscriptError
 from .values.signing import SignatureError as SignatureError
 from .web.planner import SettingError as SettingError
-from .holders.links import PeersError as StoreError

@@ -182,6 +182,30 @@ def test_parts_compose_with_other_rounds() -> None:
     assert both.relative_width <= 5e-3
 
 
+@pytest.mark.parametrize("clipping", CLIPPINGS)
+@pytest.mark.parametrize("adjacency", ADJACENCIES)
+@pytest.mark.parametrize("group", [1, 4])
+def test_the_first_round_of_an_epoch_is_a_round_of_a_simpler_sampling(
+    clipping, adjacency, group
+) -> None:
+    pairs = [(RandomAllocation(10), Poisson(0.1))]
+    if adjacency != "add-or-remove":
+        pairs.append((Shuffled(10, 95), WithoutReplacement(10, 95)))
+    for dealt, drawn in pairs:
+        first, same = (
+            Mechanism(Rounds(1.5, 1, sampling, clipping), adjacency=adjacency)
+            for sampling in (dealt, drawn)
+        )
+        assert epsilon(first, 1e-5, group) == epsilon(same, 1e-5, group)
+        assert attained(first, 1e-5, group) == attained(same, 1e-5, group)
+        assert [theorem(one, adjacency, group) for one in first] == [
+            theorem(one, adjacency, group) for one in same
+        ]
+    more = Mechanism(Rounds(1.5, 11, RandomAllocation(10), clipping), adjacency=adjacency)
+    whole = more.first(10)
+    assert epsilon(whole, 1e-5, group).lower < epsilon(more, 1e-5, group).upper
+
+
 def test_one_round_an_epoch_is_a_full_batch() -> None:
     one = epsilon(Mechanism(Rounds(3.0, 20, RandomAllocation(1))), 1e-5)
     assert one == epsilon(Mechanism(Rounds(3.0, 20, FullBatch())), 1e-5)

@@ -81,6 +81,10 @@ def test_a_bracket_without_a_solution_is_refused():
         calibrate(make, Budget(100, 1e-5), (5, 20))
     with pytest.raises(TypeError, match="budget must be"):
         calibrate(make, 1.0, (5, 20))
+    with pytest.raises(TypeError, match="budget must be"):
+        noise_multiplier((1, 1e-5), FullBatch(), 10)
+    with pytest.raises(ValueError, match="no whole number"):
+        calibrate(make, Budget(0.1, 1e-5), (1.5, 1.6), integer=True)
 
 
 def test_an_unsupported_combination_is_refused():
