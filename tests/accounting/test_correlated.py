@@ -92,6 +92,13 @@ def test_sampled_turns_are_poisson_rounds_of_the_bands_norm() -> None:
     )
 
 
+@pytest.mark.filterwarnings("ignore:overflow")
+def test_coefficients_that_leave_no_noise_are_refused() -> None:
+    part = Correlated(1.0, 3, FullBatch(), strategy=Banded((1.0, 1e200)))
+    with pytest.raises(UnsupportedMechanismError, match="too large"):
+        ft.epsilon(Mechanism(part), DELTA)
+
+
 def test_one_band_is_independent_noise() -> None:
     for sampling in (CyclicPoisson(0.3, 4), CyclicPoisson(1.0, 4), FullBatch()):
         one = Mechanism(Correlated(3.0, 20, sampling, strategy=Banded((1.0,))))

@@ -86,6 +86,13 @@ def test_the_other_direction_is_smaller():
         assert other <= poisson_rdp(rate, sigma, [order]).values[0]
 
 
+@pytest.mark.parametrize("rate", [1e-200, 1e-250, 1e-290])
+def test_a_record_that_is_hardly_ever_drawn_costs_what_its_noise_lets_it(rate):
+    # At order 2 the moment is 1 + rate² (e^(1/σ²) − 1), whose second term is huge here.
+    wanted = 2 * math.log(rate) + 1 / 0.02**2
+    assert poisson_rdp(rate, 0.02, [2.0]).values[0] == pytest.approx(wanted, rel=1e-9)
+
+
 @pytest.mark.parametrize(("rate", "sigma"), [(0.004, 1.1), (0.5, 0.5), (0.01, 20.0), (0.2, 3.0)])
 def test_exchange_agrees_with_the_oracle_or_is_tighter(rate, sigma):
     orders = [1.5, 2, 2.5, 3, 8, 16.25, 64, 200]

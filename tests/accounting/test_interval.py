@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import re
 from dataclasses import replace
 from decimal import Decimal, localcontext
@@ -13,7 +14,7 @@ from rich.console import Console
 
 import forethought as ft
 from forethought.accounting.exact import epsilon
-from forethought.accounting.interval import Interval, at_least, at_most
+from forethought.accounting.interval import Interval, at_least, at_most, reached
 from forethought.accounting.statement import account
 from forethought.papers.comparison import compare
 from forethought.report import page, terminal
@@ -121,3 +122,16 @@ def test_ends_that_meet_are_no_wide_interval(recwarn: pytest.WarningsRecorder) -
     """Without noise both ends are infinite, and no work would bring them closer."""
     ft.plan(examples=100, batch=10, rounds=3, noise_multiplier=0.0, delta=1e-5)
     assert not [one for one in recwarn if "certified is only" in str(one.message)]
+
+
+def test_a_bracket_grows_until_it_holds_the_end_or_no_more_is_allowed():
+    asked = []
+
+    def below(at):
+        asked.append(at)
+        return at < 5.25
+
+    assert reached(below, 0.0, 1.0, relative=1e-3) == pytest.approx((5.25, 5.25), rel=2e-3)
+    assert asked[:4] == [1.0, 2.0, 4.0, 8.0]
+    assert reached(below, 0.0, 1.0, 3.0) == (3.0, math.inf)
+    assert reached(lambda _: True, 0.0, 1.0)[1] == math.inf

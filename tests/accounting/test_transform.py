@@ -305,7 +305,11 @@ def test_a_density_above_the_line_is_larger_by_what_is_said(variance):
 
 @pytest.mark.parametrize(
     ("shift", "rate", "swapped", "begin", "length"),
-    [(60.0, 0.3, True, -1.33, 1.5), (70.0, 1e-6, True, -1.32, 1.5), (45.0, 1e-14, False, -0.2, 0.6)],
+    [
+        (60.0, 0.3, True, -1.33, 1.5),
+        (70.0, 1e-6, True, -1.32, 1.5),
+        (45.0, 1e-14, False, -0.2, 0.6),
+    ],
 )
 def test_a_panel_near_a_sharp_bend_errs_by_less_than_it_says(shift, rate, swapped, begin, length):
     # Left of the bend, where a large shift takes over, the mixture looks like one Gaussian.
@@ -328,7 +332,9 @@ def test_a_panel_near_a_sharp_bend_errs_by_less_than_it_says(shift, rate, swappe
     edges = np.linspace(0.0, length, 2 * math.ceil(length * shift) + 1)
     nodes, weights = np.polynomial.legendre.leggauss(20)
     half = np.diff(edges)[:, None] / 2
-    fine = integral((start + edges[:-1, None] + half * (1 + nodes)).ravel(), (half * weights).ravel())
+    fine = integral(
+        (start + edges[:-1, None] + half * (1 + nodes)).ravel(), (half * weights).ravel()
+    )
     rough = integral(start + found.nodes, found.weights)
     assert abs(rough - fine) <= math.exp(found.log_errors[0] - top) + 1e-11 * fine
 

@@ -157,6 +157,14 @@ def test_other_schema_versions_and_unknown_keys_are_refused() -> None:
     broken["rounds"][0]["sampling"]["kind"] = "magic"
     with pytest.raises(ValueError, match="magic"):
         Mechanism.from_dict(broken)
+    part = values["rounds"][0]
+    for rounds, words in (
+        (5, "must be a list"),
+        ([5], "entry of rounds"),
+        ([{**part, "sampling": "poisson"}], "sampling must be"),
+    ):
+        with pytest.raises(TypeError, match=words):
+            Mechanism.from_dict({**values, "rounds": rounds})
 
 
 def longest_move(records: int, groups: int, places: int) -> float:

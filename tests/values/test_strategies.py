@@ -49,14 +49,16 @@ def test_files_keep_the_strategy_and_prefixes_too(strategy: object) -> None:
     [
         (lambda: Banded((0.5, 1.0)), "must be 1"),
         (lambda: Banded(()), "must be 1"),
-        (lambda: Banded((1.0, float("nan"))), "finite"),
+        (lambda: Banded((1.0, float("nan"))), "number, not nan"),
+        (lambda: Banded(1.0), "list of them"),
+        (lambda: BufferedToeplitz(0.3, 0.9), "list of them"),
         (lambda: BufferedToeplitz((0.7, 0.4), (0.5, 0.6)), "sum to at most 1"),
         (lambda: BufferedToeplitz((0.7,), (1.0,)), "below 1"),
         (lambda: BufferedToeplitz((0.7,), ()), "as many weights as decays"),
     ],
 )
 def test_what_is_no_strategy_is_refused(make: object, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((ValueError, TypeError), match=message):
         make()  # type: ignore[operator]
 
 

@@ -443,10 +443,10 @@ def _require_ended(s: Statement, early: Caveat, planned: Mechanism) -> None:
     # An agreement may have fewer rounds than the plan, and has more than were released.
     agreed = planned.first(max(int(count.replace(",", "")), s.rounds + 1))
     now = ended_early(s.rounds, agreed, s.delta, s.group, s.accountant)
-    told, said = (one.detail.split(" of all ")[1:] for one in (early, now))
+    stated, counted = (one.detail.split(" of all ")[1:] for one in (early, now))
     claimed, whole = whole_epsilon(early), whole_epsilon(now)
     # Both were rounded up to four digits.
-    if told != said or not _near(claimed, whole, (_ACCURACY + 1e-3) * whole):
+    if stated != counted or not _near(claimed, whole, (_ACCURACY + 1e-3) * whole):
         raise StatementError(
             f"the statement says of all planned rounds that they have {early.detail}; by its plan "
             f"it is {now.detail}"

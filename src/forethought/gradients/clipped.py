@@ -915,7 +915,7 @@ def clipped_sum(
         clip_norm = real("clip_norm", clip_norm, above=0)
     if type(copies) is not int or copies < 1:
         copies = whole("copies", copies)
-    if counted is not None:
+    if counted is not None and (type(counted) is not int or counted < 0):
         counted = whole("counted", counted, least=0)
     inputs, targets = batches.detached(inputs), batches.detached(targets)
     if batch_dims is not None:

@@ -33,7 +33,8 @@ def real(
     if isinstance(value, bool) or not hasattr(value, "__float__"):
         raise TypeError(f"{name} must be a number, not {type(value).__name__}")
     number = float(value)
-    rows = (("above", gt, above), ("at least", ge, least), ("below", lt, below), ("at most", le, most))
+    bounds = ("above", gt, above), ("at least", ge, least), ("below", lt, below)
+    rows = (*bounds, ("at most", le, most))
     given = [(word, meets, bound) for word, meets, bound in rows if bound is not None]
     if not math.isfinite(number) or not all(meets(number, bound) for _, meets, bound in given):
         wanted = " and ".join(f"{word} {bound}" for word, _, bound in given)

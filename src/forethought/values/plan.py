@@ -1039,6 +1039,8 @@ def step_sizes(plan: Plan) -> Callable[[int], float]:
     """
     schedule, rate = plan.schedule, plan.optimizer.learning_rate
     shape, warmup = SHAPES[schedule.kind], schedule.warmup
+    if schedule.kind == "constant" and not warmup:
+        return lambda index: rate
     in_examples = schedule.unit == "examples"
     time = plan.privacy.examples_before if in_examples else float
     end = time(plan.rounds)
@@ -1176,6 +1178,19 @@ class _EqualRounds:
         root = math.sqrt(self.times) * (1 + 2.0**-50)  # rounded up, so that noise is rounded down
         return tuple((name, sigma / root) for name, sigma in self.noises)
 
+    def takes(
+        self,
+        noises: tuple[tuple[str, float], ...],
+        released: Round,
+        strategy: Strategy | None,
+        times: int,
+    ) -> bool:
+        # Asked of every round, so without making one of these.
+        own, kind = self.like, released.contribution.clipping
+        drawn = getattr(own, "strategy", None), own.sampling, own.clipping, own.groups
+        alike = drawn == (strategy, released.sampling, kind, released.groups)
+        return alike and (self.noises, self.times, self.origin) == (noises, times, released.origin)
+
 
 class Transcript:
     """A growing list of releases; its memory grows with the number of *different* rounds only."""
@@ -1255,13 +1270,12 @@ class Transcript:
         apart = strategy is None and released.sampling.rounds_per_epoch == 1
         if last is not None and last.origin == released.origin and not apart:
             times = last.times = max(times, last.times)
-        given = 1.0, 1, released.sampling, released.contribution.clipping
-        like = Rounds(*given, groups=released.groups)
-        if strategy is not None:
-            like = Correlated(*given, strategy, groups=released.groups)
-        own = _EqualRounds(noises, like, released.origin, times=times)
-        if last is None or replace(last, count=0) != own:
-            last = own
+        if last is None or not last.takes(noises, released, strategy, times):
+            given = 1.0, 1, released.sampling, released.contribution.clipping
+            like = Rounds(*given, groups=released.groups)
+            if strategy is not None:
+                like = Correlated(*given, strategy, groups=released.groups)
+            last = _EqualRounds(noises, like, released.origin, times=times)
             self._runs.append(last)
         last.count += 1
         self._rounds += 1
