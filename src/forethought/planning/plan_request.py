@@ -287,10 +287,6 @@ class PlanRequest(Keywords):
         self._require_possible_persons()
         self._require_possible_batches()
         self._require_possible_course()
-        if self.groups is not None and self.clipping != "group":
-            raise PlanError(
-                "groups= goes with clipping='group', and only with it: add that, or drop groups="
-            )
         if self.local is not None and self.clipping != "group":
             raise PlanError(
                 "local= runs an algorithm inside groups: add clipping='group', or drop local="

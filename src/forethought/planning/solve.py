@@ -416,6 +416,10 @@ def plan(request: PlanRequest | None = None, /, **keywords: Unpack[PlanKeywords]
 
 def unchecked(request: PlanRequest) -> Plan:
     """The plan of a request, without a check of how wide the interval of its ε is."""
+    if request.groups is not None and request.clipping != "group":
+        raise PlanError(
+            "groups= goes with clipping='group', and only with it: add that, or drop groups="
+        )
     if request.persons is None:
         return _plan(request)
     if request.person_as == "contribution":
