@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 from functools import reduce
 
 import numpy as np
@@ -16,7 +17,7 @@ from forethought.accounting import discrete_ratio
 from forethought.accounting.attack_bounds import attained
 from forethought.accounting.discrete_ratio import CUT, Epoch, epoch_ratios
 from forethought.accounting.exact import delta, epsilon, privacy_loss
-from forethought.accounting.theorems import theorem
+from forethought.accounting.theorems import parts, theorem
 from forethought.accounting.tradeoff import tradeoff
 from forethought.values.mechanism import (
     ADJACENCIES,
@@ -187,6 +188,11 @@ def test_parts_compose_with_other_rounds() -> None:
     assert both.relative_width <= 5e-3
 
 
+def _twice(mechanism: Mechanism) -> Mechanism:
+    (rounds,) = mechanism.rounds
+    return Mechanism(replace(rounds, count=2), adjacency=mechanism.adjacency)
+
+
 @pytest.mark.parametrize("clipping", CLIPPINGS)
 @pytest.mark.parametrize("adjacency", ADJACENCIES)
 @pytest.mark.parametrize("group", [1, 4])
@@ -204,6 +210,8 @@ def test_the_first_round_of_an_epoch_is_a_round_of_a_simpler_sampling(
         assert epsilon(first, 1e-5, group) == epsilon(same, 1e-5, group)
         if group == 1:
             assert attained(first, 1e-5) == attained(same, 1e-5)
+            # Two rounds of an epoch are not two such rounds.
+            assert parts(_twice(first)) != parts(_twice(same))
         assert [theorem(one, adjacency, group) for one in first] == [
             theorem(one, adjacency, group) for one in same
         ]

@@ -304,20 +304,23 @@ def test_a_density_above_the_line_is_larger_by_what_is_said(variance):
 
 
 @pytest.mark.parametrize(
-    ("shift", "rate", "swapped", "begin", "length"),
+    ("shift", "rate", "swapped", "begin", "length", "tilt"),
     [
-        (60.0, 0.3, True, -1.33, 1.5),
-        (70.0, 1e-6, True, -1.32, 1.5),
-        (45.0, 1e-14, False, -0.2, 0.6),
+        (60.0, 0.3, True, -1.33, 1.5, 0.01),
+        (70.0, 1e-6, True, -1.32, 1.5, 0.01),
+        (45.0, 1e-14, False, -0.2, 0.6, 0.01),
+        (240.0, 0.3, False, -1.0, 1.5, 2.0),
     ],
 )
-def test_a_panel_near_a_sharp_bend_errs_by_less_than_it_says(shift, rate, swapped, begin, length):
+def test_a_panel_near_a_sharp_bend_errs_by_less_than_it_says(
+    shift, rate, swapped, begin, length, tilt
+):
     # Left of the bend, where a large shift takes over, the mixture looks like one Gaussian.
     side, none = transform.side_of([((shift, rate),)], [1 - rate]), transform.side_of([()], [1.0])
     up, down = (none, side) if swapped else (side, none)
     down.sign, sign = -1.0, -1.0 if swapped else 1.0
     bend = sign * (shift / 2 - math.log(rate) / shift)
-    start, tilt = bend + begin, 0.01
+    start = bend + begin
 
     def log_value(z):
         log = np.logaddexp(math.log1p(-rate), math.log(rate) + sign * shift * z - shift**2 / 2)

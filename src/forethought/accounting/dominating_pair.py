@@ -336,9 +336,7 @@ def inverted(profile: Callable[[float, int], float], delta: float) -> Bounds:
         # The profile decreases in ε, up to rounding.
         if profile(0.0, end) <= delta:
             return 0.0, 0.0
-        return reached(
-            lambda level: profile(level, end) > delta, 0.0, 1.0, relative=1e-13, steps=80
-        )
+        return reached(lambda at: profile(at, end) > delta, 0.0, 1.0, relative=1e-13, steps=80)
 
     return Bounds(smallest(0)[0], smallest(1)[1])
 
