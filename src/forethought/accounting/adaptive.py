@@ -95,7 +95,7 @@ from forethought.accounting.interval import Interval, at_most, reached
 from forethought.accounting.line_integral import Curve
 from forethought.accounting.renyi import RenyiCurve, canonne_epsilon, rdp
 from forethought.values.caveats import Caveat
-from forethought.values.checks import one_of, real, reals, settle, whole
+from forethought.values.checks import instance, one_of, real, reals, settle, whole
 from forethought.values.mechanism import (
     ADJACENCIES,
     Adjacency,
@@ -381,7 +381,7 @@ class GaussianFilter(Filter):
 
 
 def _check(budget: Budget, adjacency: Adjacency) -> None:
-    exact.require_budget(budget)
+    instance("budget", budget, Budget)
     one_of("adjacency", adjacency, ADJACENCIES)
 
 

@@ -66,7 +66,7 @@ from forethought.accounting.line_integral import (
     exp_or_inf,
 )
 from forethought.accounting.theorems import parts, unsampled_distance
-from forethought.values.checks import real, whole
+from forethought.values.checks import instance, real, whole
 from forethought.values.mechanism import (
     Adjacency,
     Budget,
@@ -644,8 +644,7 @@ def _profiles(
 
 
 def _arguments(mechanism: Mechanism, group: int, accuracy: float) -> tuple[int, float]:
-    if not isinstance(mechanism, Mechanism):
-        raise TypeError(f"mechanism must be a Mechanism, not {type(mechanism).__name__}")
+    instance("mechanism", mechanism, Mechanism)
     return whole("group", group), real("accuracy", accuracy, least=1e-6, most=0.1)
 
 
@@ -873,7 +872,7 @@ def calibrate(
     >>> round(sigma, 2)
     3.73
     """
-    require_budget(budget)
+    instance("budget", budget, Budget)
     tolerance = real("tolerance", tolerance, above=0, most=0.1)
     low = real("bracket's low end", bracket[0], least=0)
     high = real("bracket's high end", bracket[1], above=low)
@@ -895,12 +894,6 @@ def calibrate(
     if warn:
         warn_if_wide(epsilon(make_mechanism(found), budget.delta, group))
     return found
-
-
-def require_budget(budget: object) -> None:
-    """Raise a TypeError if ``budget`` is not a Budget."""
-    if not isinstance(budget, Budget):
-        raise TypeError(f"budget must be a Budget(epsilon, delta), not {budget!r}")
 
 
 def _searched(
@@ -1040,7 +1033,7 @@ def noise_multiplier(
     Warns:
         UserWarning: the interval of ε at the result is wider than usual; the message says why.
     """
-    require_budget(budget)
+    instance("budget", budget, Budget)
 
     def make(sigma: float) -> Mechanism:
         release = Rounds(sigma, rounds, sampling, clipping)

@@ -8,7 +8,6 @@ import math
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from operator import ge, gt, le, lt
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -33,11 +32,15 @@ def real(
     if isinstance(value, bool) or not hasattr(value, "__float__"):
         raise TypeError(f"{name} must be a number, not {type(value).__name__}")
     number = float(value)
-    bounds = ("above", gt, above), ("at least", ge, least), ("below", lt, below)
-    rows = (*bounds, ("at most", le, most))
-    given = [(word, meets, bound) for word, meets, bound in rows if bound is not None]
-    if not math.isfinite(number) or not all(meets(number, bound) for _, meets, bound in given):
-        wanted = " and ".join(f"{word} {bound}" for word, _, bound in given)
+    if (
+        not math.isfinite(number)
+        or (above is not None and not number > above)
+        or (least is not None and not number >= least)
+        or (below is not None and not number < below)
+        or (most is not None and not number <= most)
+    ):
+        bounds = (("above", above), ("at least", least), ("below", below), ("at most", most))
+        wanted = " and ".join(f"{word} {bound}" for word, bound in bounds if bound is not None)
         wanted = f"a finite number {wanted}".rstrip()
         raise ValueError(f"{name} must be {wanted}, not {value!r}")
     return number
