@@ -90,7 +90,7 @@ def test_what_makes_no_sense_is_said(
 
 def test_a_run_until_an_accuracy_is_refused_for_persons_of_several_records(job: Path) -> None:
     job.write_text(JOB.replace("holdout", "records_per_person = 3\nholdout"))
-    with pytest.raises(JobError, match=r"\[data\] person and"):
+    with pytest.raises(JobError, match="single records"):
         prepare(from_file(job), until=0.9, max_epsilon=3.0)
 
 

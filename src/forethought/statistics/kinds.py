@@ -203,10 +203,8 @@ class Statistic(ABC):
 
 def ranged(value: Any, what: str = "range") -> tuple[float, float]:
     if not isinstance(value, Sequence) or isinstance(value, str) or len(value) != 2:
-        told = (
-            f"{what} = {value!r}" if value is not None else f"no {what}, as only numbers have one"
-        )
-        raise ValueError(f"{told}: declare it as [lowest, highest]")
+        told = f"{what} = {value!r}: declare it as [lowest, highest]"
+        raise ValueError(told if value else f"{told}, if the column is of numbers")
     low, high = real(what, value[0]), real(what, value[1])
     if not low < high:
         raise ValueError(f"{what} is two numbers, the smaller one first, not [{low:g}, {high:g}]")
@@ -242,7 +240,7 @@ class OfRange(OfColumn):
 
     def _check(self) -> None:
         super()._check()
-        object.__setattr__(self, "range", ranged(self.range, f"range of {self.column}"))
+        object.__setattr__(self, "range", ranged(self.range))
 
 
 def means(share: float, noise: float, count: float = math.inf, of_count: float = 0.0) -> Array:
