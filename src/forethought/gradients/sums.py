@@ -199,7 +199,7 @@ def _onednn_is_faster() -> bool:
     return True
 
 
-_BY_ONEDNN = _onednn_is_faster()
+BY_ONEDNN = _onednn_is_faster()
 
 
 def _plain(value: Tensor) -> bool:
@@ -215,7 +215,7 @@ def _plain(value: Tensor) -> bool:
 def _large(one: Tensor, other: Tensor) -> bool:
     """True if oneDNN takes one @ other; ``other`` or its transpose has to be without gaps."""
     return (
-        _BY_ONEDNN
+        BY_ONEDNN
         and other.numel() >= MANY
         and _plain(one)
         and _plain(other)
