@@ -41,7 +41,7 @@ def ours(*rounds: Rounds, group: int = 1) -> Callable[[], float]:
     """ε at δ = 1e-5, with nothing remembered from earlier runs."""
 
     def run() -> float:
-        exact._answer.cache_clear()
+        exact.enclose.cache_clear()
         return exact.epsilon(Mechanism(*rounds), 1e-5, group).upper
 
     return run
@@ -64,7 +64,7 @@ def theirs(*rounds: Rounds, delta: float = 1e-5) -> Callable[[], float]:
 
 def calibrated() -> float:
     """σ for ε = 1."""
-    exact._answer.cache_clear()
+    exact.enclose.cache_clear()
     return noise_multiplier(Budget(1, 1e-5), Poisson(256 / 60_000), 4700)
 
 
@@ -159,7 +159,7 @@ def _show_cliffs() -> None:
     print("\n| cliff | interval | relative width | processor seconds | goal | dp-accounting |")
     print("| --- | --- | ---: | ---: | ---: | ---: |")
     for name, mechanism, delta, group, goal in cliffs():
-        exact._answer.cache_clear()
+        exact.enclose.cache_clear()
         start = time.process_time()
         found = exact.epsilon(mechanism, delta, group)
         seconds = time.process_time() - start
