@@ -930,7 +930,7 @@ MUTANTS = [
     Mutant("truth: any claim below", "verification.py::_attained", "case.of_this_version", "False",
            "test_a_lower_bound_on_the_truth_is_recomputed_and_never_above_what_is_proven"),
     Mutant("allocation: a law below taken for one above", "of_ratios", "(0, 1)", "(1, 0)",
-           "test_one_used_round_of_many_is_a_poisson_round"),
+           "test_many_rounds_by_simulation"),
     Mutant("allocation: radius of group clipping", "_allocated", "rounds.sensitivity(adjacency)",
            "1.0", "test_group_clipping_moves_by_two"),
     Mutant("turns: the part that has fewest", "Rounds.releases",
