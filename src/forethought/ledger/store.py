@@ -529,8 +529,7 @@ class Store(book.Book):
         self, number: int, rounds: int, *, run: str | None = None, begun: int | None = None
     ) -> None:
         values = without_none({"rounds": rounds, "run": run, "begun": begun})
-        marked = lambda _, held: chain.marked(held, rounds, run, begun)  # noqa: E731
-        self._change("mark", number, marked, values)
+        self._change("mark", number, lambda _, held: chain.marked(held, rounds, run, begun), values)
 
     def settle(self, number: int, rounds: int, *, run: str | None = None) -> book.Total:
         def settled(turn: _Turn, held: book.Reservation) -> book.Reservation:

@@ -708,7 +708,7 @@ class CentredRecords:
 
 
 # The slack of a budget, which covers how far other versions and machines may compute another ε.
-SLACK = 1e-3
+_SLACK = 1e-3
 
 
 def require_within_budget(plan: Plan) -> None:
@@ -721,7 +721,7 @@ def require_within_budget(plan: Plan) -> None:
     if budget is None:
         return
     spent = exact.epsilon(plan.mechanism, budget.delta, plan.records_per_person).upper
-    if spent > budget.epsilon * (1 + SLACK):
+    if spent > budget.epsilon * (1 + _SLACK):
         raise ValueError(
             f"the plan spends epsilon {at_most(spent)} at delta {budget.delta:.3g}, and its budget "
             f"is {budget.epsilon:g}: plan again with forethought.plan, or drop the budget with "
