@@ -46,6 +46,7 @@ lint: .venv/installed-test
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python .ci/mutants.py --bound
 
 # The site, in build/site; a broken link or reference is an error.
 docs: .venv/installed-test

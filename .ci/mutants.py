@@ -1411,7 +1411,7 @@ MUTANTS = [
            "replace(part, groups=groups)", "part",
            "test_groups_bound_what_several_records_of_a_person_cost"),
     Mutant("training: a plan above its own budget", "require_within_budget",
-           "spent > budget.epsilon * (1 + SLACK)", "False",
+           "spent > budget.epsilon * (1 + _SLACK)", "False",
            "test_a_plan_above_its_own_budget_is_not_run"),
     Mutant("phases: a restart forgets the place", "ClientMachine.__init__",
            "updates_of(federation.local_rounds, ledger.rounds)", "self.updates",

@@ -116,3 +116,5 @@ def pytest_testnodedown(node: Any, error: object) -> None:
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     if count := config.stash.get(SLOW, 0):
         terminalreporter.write_line(f"{count} slow tests were left out: `make test-all` runs them")
+    if failed := os.environ.get("FAILED_BEFORE"):
+        terminalreporter.write_line(f"steps of .ci/run that failed before these tests: {failed}")
