@@ -402,7 +402,7 @@ class BatchFingerprint:
 
     Attributes:
         marks: one fingerprint for each example, int64. Equal numbers have equal fingerprints;
-            different ones have the same with a chance of 2^-64.
+            different ones have the same with a chance of 2^-32 at most.
     """
 
     def __init__(self, size: int) -> None:
@@ -436,9 +436,12 @@ class BatchFingerprint:
         rows = bits(whole.movedim(dim, 0)).flatten(1) if whole.dim() > 1 else bits(whole)[:, None]
         if len(rows) != len(self._now):
             return
+        together = 8 // rows.element_size()
+        if not (rows.shape[1] % together or rows.storage_offset() % together):
+            rows = rows.reshape(-1).view(torch.int64).view(len(rows), -1)
         places = torch.arange(rows.shape[1], device=rows.device) * (2 * number + 1) * _ODD
         # Sums of whole numbers modulo 2^64 are the same in any order.
-        self._now += (rows.long() * (places | 1)).sum(1).to(self._now.device) * (2 * number + 1)
+        self._now += (rows * (places | 1)).sum(1).to(self._now.device) * (2 * number + 1)
 
 
 FINGERPRINT: ContextVar[BatchFingerprint | None] = ContextVar("WATCH", default=None)
