@@ -236,6 +236,20 @@ def test_a_mistake_in_the_arguments_is_one_clear_line(
 
 
 @pytest.mark.slow
+def test_a_seed_of_the_noise_is_told_before_the_run(forethought: Command, job: Path) -> None:
+    job.write_text(f"{JOB}[run]\nnoise_seed = 3\n")
+    status, out, _ = forethought("plan", job)
+    assert status == 0 and "not here: any guarantee" in out.replace("\n", " ")
+
+
+def test_a_job_in_the_place_of_something_else_is_called_one(
+    forethought: Command, job: Path
+) -> None:
+    for command, words in (("account", "ask forethought plan"), ("predict run", "is a job")):
+        status, _, err = forethought(*command.split(), job)
+        assert status == 2 and words in err
+
+
 def test_plan_says_what_memory_a_jobs_model_takes(forethought: Command, job: Path) -> None:
     status, out, _ = forethought("plan", job, "--gpu-memory", "0.4")
     assert status == 0

@@ -321,7 +321,9 @@ def test_what_it_cannot_do_is_refused_in_words(tmp_path, change, capsys) -> None
 # ---- what else the files say
 
 
-def small(folder: Path, person: bool = False, seeded: bool = False, **changes) -> Path:
+def small(
+    folder: Path, person: bool = False, seeded: bool = False, job: str = "", **changes
+) -> Path:
     """A run's folder by hand: prepared, then four rounds. changes: of the statement."""
     steps = Preparation(("means", "norms"), features=2, reach=2.0, noise_multiplier=3.0)
     plan = Plan(
@@ -351,6 +353,7 @@ def small(folder: Path, person: bool = False, seeded: bool = False, **changes) -
     said = ft.account(plan, randomness=Randomness(seeded_sampling=seeded))
     said = said.of_run(transcript.releases())
     files = {"plan.json": plan.to_json(), "transcript.json": transcript.to_json()}
+    files |= {"job.toml": f"[data]\n{job}\n"} if job else {}
     said.save(folder, files)
     values = json.loads((folder / "statement.json").read_text(encoding="utf-8"))
     for path, value in changes.items():
@@ -383,6 +386,24 @@ def test_what_it_judges_is_so_of_honest_folders(tmp_path) -> None:
 def test_what_the_statement_says_otherwise_differs(tmp_path, changes) -> None:
     with pytest.raises(second.DifferenceError):
         second.judge(str(small(tmp_path, **changes)))
+
+
+def test_a_promise_to_persons_is_what_plan_and_job_ask_for(tmp_path) -> None:
+    for name, job in (("column", 'person = "who"'), ("number", "records_per_person = 3")):
+        (tmp_path / name).mkdir()
+        assert "agrees" in second.judge(str(small(tmp_path / name, person=True, job=job)))
+    (tmp_path / "rows").mkdir()
+    with pytest.raises(second.DifferenceError, match="one unit"):
+        second.judge(str(small(tmp_path / "rows", person=True, job='label = "y"')))
+    for number, made in enumerate(("persons", {}, {"kind": "persons"})):
+        folder = forged(
+            tmp_path / "column",
+            tmp_path / str(number),
+            "plan.json",
+            lambda v, made=made: v["privacy"].update(contribution=made),
+        )
+        with pytest.raises(second.RefusedError):
+            second.judge(str(folder))
 
 
 @pytest.mark.parametrize(
@@ -419,9 +440,9 @@ def test_fewer_rounds_than_the_plan_need_others_who_agreed(tmp_path) -> None:
     plan = Plan(Mechanism(Rounds(4.0, 4, Poisson(0.2))), 50, 1e-5)
     claim["examples"] = 50
     values = json.loads(plan.to_json())
-    second.compare_plan(values, parts, claim, {"gossip.json"})
+    second.compare_plan(values, parts, claim, {"gossip.json": b"{}"})
     with pytest.raises(second.DifferenceError, match="rounds"):
-        second.compare_plan(values, parts, claim, set())
+        second.compare_plan(values, parts, claim, {})
 
 
 # ---- the tool itself

@@ -30,6 +30,7 @@ import re
 import stat
 import sys
 import time
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -344,14 +345,11 @@ class Composed:
             low, high = (middle, high) if self.cumulant(middle)[1] < wanted else (low, middle)
         return high
 
-    def rough(self, delta: float) -> float:
-        """An ε that is a little too large (Chernoff)."""
-        tilts = np.geomspace(1e-2, 1e4, 25)
-        return max(0.0, min((self.cumulant(t)[0] - math.log(delta)) / t for t in tilts))
-
     def epsilon(self, delta: float, sign: int) -> float:
         """ε at δ, δ's doubts counted against (+1) or for (-1) the mechanism."""
-        center = 0.9 * self.rough(delta)
+        tilts = np.geomspace(1e-2, 1e4, 25)
+        bound = min((self.cumulant(t)[0] - math.log(delta)) / t for t in tilts)
+        center = 0.9 * max(0.0, bound)  # Chernoff's bound is a little too large
         for _ in range(5):
             found = self._near(center, delta, sign)
             if abs(found - center) <= 4 * self.h or found in (0, math.inf):
@@ -372,8 +370,8 @@ class Composed:
             n *= 2
         spectrum, shift = np.ones(n // 2 + 1, complex), 0
         for ((first, _), count), logs, at in zip(self.laws, self.logs, self.points, strict=True):
-            terms = np.exp(logs + t * at - self._log(logs, t, at))
-            folded = np.bincount(np.arange(len(terms)) % n, terms, n)
+            terms = np.exp(logs + t * at - (logs + t * at).max())
+            folded = np.bincount(np.arange(len(terms)) % n, terms / terms.sum(), n)
             spectrum *= np.fft.rfft(folded) ** count
             shift += first * count
         # Position 0 of the window is its middle, less half of it.
@@ -400,10 +398,6 @@ class Composed:
             return max(0.0, float(far[0]) + middle * self.h) if sign > 0 else 0.0
         j = int(over[-1]) + 1
         return max(0.0, math.log((above[j] - target / scale) / less[j]) + middle * self.h)
-
-    def _log(self, logs: np.ndarray, t: float, at: np.ndarray) -> float:
-        terms = logs + t * at
-        return float(terms.max() + math.log(np.exp(terms - terms.max()).sum()))
 
     def _beyond(self, t: float, total: float, middle: float, reach: float, step: float) -> float:
         """Chernoff's bound on the tilted mass farther than ``reach`` from ``middle``."""
@@ -501,7 +495,7 @@ def judge(folder: str) -> str:
     files = evidence(folder, claim)
     transcript, plan = (parsed(name, files[name]) for name in ("transcript.json", "plan.json"))
     ran = compare_transcript(transcript, parts)
-    compare_plan(plan, parts, claim, {"federation.json", "gossip.json"} & set(files))
+    compare_plan(plan, parts, claim, files)
     if kind == "known-batches":
         # Each round as if it held everybody; presence is then not what is protected.
         parts = [((sigma, math.inf, *rest), count) for (sigma, _, *rest), count in parts]  # type: ignore[misc]
@@ -545,17 +539,22 @@ def compare_transcript(values: Any, parts: list[tuple[Part, int]]) -> int:
     return sum(count for _, count in found)
 
 
-def compare_plan(values: Any, parts: list[tuple[Part, int]], claim: Any, others: set[str]) -> None:
+def compare_plan(values: Any, parts: list[Any], claim: Any, files: dict[str, bytes]) -> None:
     """The statement is about the plan: δ, records, whom it protects, what is released, in order."""
     plan, own = entry(values, "privacy"), entry(values, "privacy", "mechanism")
-    persons = any(one["code"] == "persons" for one in claim["caveats"])
+    told = any(one["code"] == "persons" for one in claim["caveats"])
+    persons = entry(plan, "contribution", "kind") == "persons"
+    if persons:
+        whole("records of a person", entry(plan, "contribution", "records"), 10**9)
+    asked = tomllib.loads(files.get("job.toml", b"").decode()).get("data", {})
+    unknown = asked and not {"person", "records_per_person"} & set(asked)
     for what, planned, stated in (
         ("δ", entry(plan, "delta"), claim["delta"]),
         ("records a person", plan.get("records_per_person", 1), claim["group"]),
         ("number of records", entry(plan, "examples"), entry(claim, "examples")),
         ("number of rounds", sum(n for _, n in parts), entry(claim, "rounds")),
         ("adjacency", entry(own, "adjacency"), claim["mechanism"]["adjacency"]),
-        ("unit", persons, persons and entry(plan, "contribution", "kind") == "persons"),
+        ("unit", persons, told and not unknown),
     ):
         if planned != stated:
             raise DifferenceError(f"plan and statement do not have one {what}")
@@ -566,6 +565,7 @@ def compare_plan(values: Any, parts: list[tuple[Part, int]], claim: Any, others:
         full = {"sampling": {"kind": "full-batch"}, "clipping": "example", "count": 1}
         rows.append({**full, "noise_multiplier": sigma})
     planned = parts_of([*rows, *entry(own, "rounds")])
+    others = "federation.json" in files or "gossip.json" in files
     if not begins(planned, parts) or not (others or same(planned, parts)):
         raise DifferenceError("the statement's rounds are not those of the plan")
 

@@ -51,7 +51,7 @@ from transformers import (
 )
 
 import forethought as ft
-from forethought.auditing.attack import Games, guessed, one_run_epsilon
+from forethought.auditing.attack import Games, epsilon_of_guesses, guessed
 
 ROWS = Path(__file__).parent / "rows.jsonl"
 PACKAGES = ("numpy", "scipy", "sklearn")
@@ -334,7 +334,8 @@ def tried(task: Task, start: nn.Module, cell: dict[str, Any], small: bool) -> di
     there = task.there.numpy()
     games = Games(score[~there], score[there], independent=False)
     found = guessed(games)
-    shown = max(one_run_epsilon(games, 1e-5, r, CONFIDENCE / len(found)) for r, _ in found)
+    level = CONFIDENCE / len(found)
+    shown = max(epsilon_of_guesses(games.count, *one, 1e-5, level) for one in found)
     return {
         **cell,
         "held_out": round(task.figure(model), 4),

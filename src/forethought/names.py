@@ -82,11 +82,12 @@ _FORMER = {
     "holders.grpc": "network peers.roster peers.sites",
     "holders.links": "peers peers.driving peers.launched peers.links",
     "holders.server": "network.server",
-    "holders.simulate": "federated.reporting federated.secure_checkpoint federated.secure_training "
-    "federated.simulate gossip.simulate holders.recorded holders.secure_training holders.simulated",
+    "holders.simulate": "federated.secure_checkpoint federated.secure_training federated.simulate "
+    "gossip.simulate holders.recorded holders.secure_training holders.simulated",
     "holders.simulator": "federated.simulator gossip.machines gossip.simulator holders.times "
     "holders.work simulation simulation.clock simulation.speeds simulation.times",
     "holders.taking_part": "peers.taking_part",
+    "holders.trainer": "federated.reporting",
     "jobs.holders": "jobs.federate jobs.gossip",
     "jobs.job": "jobs.request",
     "jobs.members": "jobs.federate_network jobs.gossip_peer",

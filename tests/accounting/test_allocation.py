@@ -17,7 +17,8 @@ from forethought.accounting import discrete_ratio
 from forethought.accounting.attack_bounds import attained
 from forethought.accounting.discrete_ratio import CUT, Epoch, epoch_ratios
 from forethought.accounting.exact import delta, epsilon, privacy_loss
-from forethought.accounting.theorems import parts, theorem
+from forethought.accounting.statement import FROZEN_SCHEMA, account
+from forethought.accounting.theorems import parts
 from forethought.accounting.tradeoff import tradeoff
 from forethought.values.mechanism import (
     ADJACENCIES,
@@ -212,9 +213,19 @@ def test_the_first_round_of_an_epoch_is_a_round_of_a_simpler_sampling(
             assert attained(first, 1e-5) == attained(same, 1e-5)
             # Two rounds of an epoch are not two such rounds.
             assert parts(_twice(first)) != parts(_twice(same))
-        assert [theorem(one, adjacency, group) for one in first] == [
-            theorem(one, adjacency, group) for one in same
-        ]
+        stated = [account(one, 1e-5, group=group) for one in (first, same)]
+        assert stated[0].theorems == stated[1].theorems
+
+
+def test_a_statement_names_what_proves_a_last_round_by_itself() -> None:
+    epochs, begun, round = (
+        account(Mechanism(Rounds(1.5, count, sampling)), 1e-5)
+        for count, sampling in (
+            *((4, RandomAllocation(4)), (5, RandomAllocation(4)), (1, Poisson(0.25))),
+        )
+    )
+    assert begun.theorems == (*epochs.theorems, *round.theorems)
+    assert replace(begun, schema=FROZEN_SCHEMA).theorems == epochs.theorems
 
 
 def test_one_round_an_epoch_is_a_full_batch() -> None:
@@ -295,3 +306,13 @@ def test_the_tradeoff_is_below_any_attack() -> None:
         false, missed = float((absent > threshold).mean()), float((present <= threshold).mean())
         assert missed >= claim(false) - 6 / math.sqrt(400_000)
         assert missed <= claim(false) + 0.02
+
+
+def test_some_rounds_of_an_epoch_of_exchanged_records_cost_no_more_than_all() -> None:
+    costs = [
+        epsilon(Mechanism(Rounds(1.0, count, RandomAllocation(5)), adjacency="replace-one"), 1e-5)
+        for count in (1, 2, 3, 5)
+    ]
+    for fewer, more in itertools.pairwise(costs):
+        assert fewer.upper < more.lower
+    assert all(one.relative_width < 1e-4 for one in costs)

@@ -85,6 +85,9 @@ def test_a_bracket_without_a_solution_is_refused():
         noise_multiplier((1, 1e-5), FullBatch(), 10)
     with pytest.raises(ValueError, match="no whole number"):
         calibrate(make, Budget(0.1, 1e-5), (1.5, 1.6), integer=True)
+    for bracket in (None, 5.0, (1.0,), (2.0, 1.0), (1.0, "2"), (-1.0, 2.0)):
+        with pytest.raises((TypeError, ValueError), match="bracket"):
+            calibrate(make, Budget(0.1, 1e-5), bracket)
 
 
 def test_an_unsupported_combination_is_refused():

@@ -16,6 +16,7 @@ from forethought.values.mechanism import (
     Rounds,
     Shuffled,
 )
+from forethought.values.plan import Plan
 from forethought.values.strategies import Banded
 
 STEP = Rounds(2.0, 100, Poisson(0.01))
@@ -111,6 +112,10 @@ def test_what_cannot_work_is_refused():
         RenyiFilter(Budget(1.0, 1e-5)).spend(Mechanism(STEP, adjacency="replace-one"))
     with pytest.raises(TypeError, match="Budget"):
         RenyiFilter((1.0, 1e-5))
+    with pytest.raises(TypeError, match="each order"):
+        RenyiFilter(Budget(1.0, 1e-5), orders=3)
+    with pytest.raises(TypeError, match="Mechanism"):
+        RenyiFilter(Budget(1.0, 1e-5)).spend(Plan(Mechanism(STEP), 1000, 1e-5))
 
 
 @pytest.mark.parametrize("order", [1.5, 3.0, 12.0, 64.0])

@@ -6,6 +6,8 @@ import math
 
 import numpy as np
 import pytest
+from scipy.integrate import quad
+from scipy.special import ndtr
 
 from forethought.accounting import exact, line_integral, theorems
 from forethought.accounting.dominating_pair import Pair
@@ -283,3 +285,24 @@ def test_bounds_carried_to_the_wrong_side_are_caught(monkeypatch):
 
     monkeypatch.setattr(line_integral.Profile, "bound", wrong)
     assert curves_miss(*CURVES["one-sided"])
+
+
+def test_absence_against_presence_is_resolved_near_its_largest_loss() -> None:
+    """Two rounds of little noise: the loss ends at −2 log(1 − rate) = 0.713."""
+    rate, a, level = 0.3, 1 / 0.4, 0.5
+    low, high = exact.privacy_loss(Mechanism(Rounds(0.4, 2, Poisson(rate))))[1]
+
+    def given_the_first(z: float) -> float:
+        """E (1 − e^level w W)+ over the second ratio W, where the first is w."""
+        taken = math.exp(level) * (1 - rate + rate * math.exp(a * z - a * a / 2))
+        if 1 / taken <= 1 - rate:
+            return 0.0
+        edge = math.log((1 / taken - (1 - rate)) / rate) / a + a / 2
+        below, shifted = float(ndtr(edge)), float(ndtr(edge - a))
+        bell = math.exp(-z * z / 2) / math.sqrt(2 * math.pi)
+        return (below - taken * ((1 - rate) * below + rate * shifted)) * bell
+
+    last = math.log((math.exp(-level) / (1 - rate) - (1 - rate)) / rate) / a + a / 2
+    wanted = quad(given_the_first, -12, last, epsabs=1e-12, limit=200)[0]
+    assert low.delta(level) <= wanted * (1 + 1e-7) and wanted * (1 - 1e-7) <= high.delta(level)
+    assert high.delta(level) - low.delta(level) < 2e-3 * wanted

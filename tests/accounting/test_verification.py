@@ -25,6 +25,7 @@ from forethought.accounting.statement import (
     Statement,
     StatementError,
     account,
+    ended_early,
     plan_digest,
 )
 from forethought.accounting.verification import CHECKS, check, verify
@@ -321,6 +322,28 @@ def test_a_run_of_its_own_accounts_for_all_of_its_plan() -> None:
             assert not refused
         except StatementError as error:
             assert refused and "8 of the 12 rounds" in str(error)
+
+
+def test_how_many_rounds_were_agreed_on_is_no_more_than_stated() -> None:
+    """A plan may have more rounds than its holders agreed on, so fewer may be the whole run."""
+    files = dict.fromkeys(("plan.json", "transcript.json", "federation.json"), b"")
+    short = account(PLAN, released=8, releases=(StatedRelease("sums", 8, 1.1),))
+    for agreed, known in ((12, True), (9, False)):
+        early = ended_early(8, MECHANISM.first(agreed), DELTA, 1, {"kind": "exact"})
+        kept = [one for one in short.caveats if one.code != "ended-early"]
+        made = replace(short, caveats=(*kept, early)).resting_on(files)
+        assert made.evidence is not None
+        found = check(made, PLAN, files=made.evidence.files)
+        assert ("mechanism" in found.checked) is known
+        assert ("9 rounds" in dict(found.not_checked).get("mechanism", "")) is not known
+
+
+@pytest.mark.parametrize("told", ["epsilon", "epsilon 2 of all", "epsilon 2 of all many at 1"])
+def test_an_epsilon_of_no_number_of_planned_rounds_is_refused_in_words(told: str) -> None:
+    short = account(PLAN, released=8)
+    kept = [one for one in short.caveats if one.code != "ended-early"]
+    with pytest.raises(StatementError, match="all planned rounds"):
+        check(replace(short, caveats=(*kept, Caveat("ended-early", told))), PLAN)
 
 
 @pytest.mark.parametrize(

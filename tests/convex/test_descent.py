@@ -211,7 +211,7 @@ def test_a_round_opens_once_and_a_transcript_must_match() -> None:
     X, y = _data()
     problem = convex.LogisticRegression(feature_bound=2.0, l2=0.01)
     plan = convex.plan(problem, BUDGET, examples=80, features=3)
-    data = bounded_records(problem, X, y, "clip").records
+    data = bounded_records(problem, X, y, "clip")[0]
     model = LinearModel(3, 1, lambda outputs, targets: outputs)
     private = PrivateRounds(
         plan.privacy, dict(model.named_parameters()), lambda o, t: o, Secrets.draw(ft.Seeds())
@@ -274,12 +274,20 @@ X80, Y80 = _data()
         ({"start": "a"}, TypeError, "start must be a scale or numbers"),
         ({"slope": lambda o, t: o}, ValueError, "DeclaredLoss"),
         ({"plan": "plan"}, TypeError, "forethought.convex.plan"),
+        ({"watch": 3}, TypeError, "watch must be"),
+        ({"slope": 3}, TypeError, "slope must be"),
+        ({"seeds": 3}, TypeError, "seeds must be"),
+        ({"seeds": 0}, TypeError, "seeds must be"),
     ],
 )
-def test_data_that_do_not_fit_are_refused(change, error, words) -> None:
+def test_data_that_do_not_fit_are_refused_and_not_paid(change, error, words) -> None:
+    class Payer:
+        def paid(self, *mechanism):
+            raise AssertionError("it was paid for")
+
     problem = convex.LogisticRegression(feature_bound=2.0, l2=0.01)
     plan = convex.plan(problem, BUDGET, examples=80, features=3)
-    given = {"plan": plan, "features": X80, "targets": Y80, **change}
+    given = {"plan": plan, "features": X80, "targets": Y80, "ledger": Payer(), **change}
     with pytest.raises(error, match=words):
         convex.descend(**given)
 

@@ -66,6 +66,15 @@ def test_the_smallest_budget_pays_for_rounds_of_much_noise() -> None:
     assert run.plan.sigmas[0] > 1e4 and spent.upper <= 1e-6
 
 
+@pytest.mark.parametrize("descend", [convex.descend_steered, convex.descend_unprotected])
+@pytest.mark.parametrize(
+    ("change", "words"), [({"budget": 2.0}, "budget must be"), ({"seeds": 3}, "seeds must be")]
+)
+def test_what_is_no_budget_or_seed_is_refused_in_words(descend, change, words) -> None:
+    with pytest.raises(TypeError, match=words):
+        descend(**{"problem": PROBLEM, "budget": BUDGET, "features": X, "targets": Y, **change})
+
+
 def test_budgets_that_pay_for_nothing_are_refused() -> None:
     with pytest.raises(ValueError, match="for no round"):
         convex.descend_unprotected(PROBLEM, ft.Budget(0.001, 1e-5), X, Y)

@@ -62,6 +62,15 @@ def test_waves_are_the_same_on_every_machine() -> None:
     assert bits[0] == 5737240835340368  # the stream itself
 
 
+def test_no_record_changes_a_bit_of_another_s_features() -> None:
+    """A matrix product over all records rounds by their number and order."""
+    features = drawn(6000, 8)
+    basis = Basis(tuple(range(8)), hats=4, waves=40, ranges=((-0.8, 0.7),) * 8)
+    found = basis.of(features)
+    for gone in (1, 2, 7, 3000, 5999):
+        assert np.array_equal(basis.of(features[gone:]), found[gone:])
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     st.lists(st.floats(-1, 1, width=32), min_size=3, max_size=3),

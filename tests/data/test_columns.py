@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forethought.data import DataError, Encoder
+from forethought.data import DataError, Encoder, TableSchema
 from forethought.data.columns import Category, Date, Number, Outside, UndeclaredError, column
 
 WORDS = ["A", "B", "", "?", "other", "NA", " A ", "C"]
@@ -62,6 +62,38 @@ def test_categories():
         encoded(["A", "B"], ["A", "C"])
     # A declared word is a word, even one that others take for nothing.
     assert encoded(["none", "some"], ["none", "some"])[0].tolist() == [[1, 0], [0, 1]]
+
+
+def test_one_word_in_every_way_it_is_written():
+    value = {"categories": ["0", "7.0", "true"], "other": True, "missing": "category"}
+    entries = ["0", "0.0", " 0.00", "7", "7.0 ", "TRUE", "1", "1.0", "7.5", ""]
+    features, _ = encoded(value, entries)
+    assert features.argmax(1).tolist() == [0, 0, 0, 1, 1, 2, 2, 2, 3, 4]
+    kind = column("x", value)
+    for typed in (pl.Series([True, False]), pl.Series([1, 0]), pl.Series([1.0, 0.0])):
+        found = kind.encode("t", "x", typed, 0, Outside())
+        assert found.argmax(1).tolist() == [2, 0]
+
+
+def test_a_code_is_found_among_float32():
+    for kind in (pl.Float32, pl.Float64):
+        made = column("x", {"range": [0, 10], "codes": [-99.9], "missing": "category"})
+        found = made.encode("t", "x", pl.Series([-99.9, 5.0], dtype=kind), 0, Outside())
+        assert found.tolist() == [[0, 1], [0, 0]]
+
+
+@pytest.mark.parametrize(
+    ("columns", "options"),
+    [
+        ({"x": {"drop": False}}, {}),
+        ({"x": {"plain": True}}, {}),
+        ({"x": "plain"}, {}),
+        ({"x": [0, 1]}, {"missing": "drop-column"}),
+    ],
+)
+def test_a_declaration_that_no_table_reads_is_refused(columns, options):
+    with pytest.raises(UndeclaredError, match=r"declare it|the choice"):
+        TableSchema(columns, **options)
 
 
 def test_days():

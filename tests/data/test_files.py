@@ -6,10 +6,13 @@ import lzma
 import os
 from pathlib import Path
 
+import polars as pl
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from forethought.data import DataError, load
-from forethought.data.files import data_folder, find, read, resolve
+from forethought.data.files import data_folder, find, read, resolve, spelled, word, written
 
 
 @pytest.mark.parametrize("compress", [bytes, gzip.compress, lzma.compress, bz2.compress])
@@ -83,3 +86,14 @@ def test_paths_are_looked_up_in_the_folder_then_here(tmp_path: Path, monkeypatch
         resolve("data", None)
     with pytest.raises(DataError, match="behind the colon"):
         load("csv:", label="y")
+
+
+@given(st.from_regex(r"(\s|0|1|\.|-| 00:00:00|2020-01-02|true|FALSE|a|\x1f){,6}", fullmatch=True))
+def test_one_word_is_spelled_as_a_column_of_it(text: str) -> None:
+    assert spelled(text) == written(pl.Series([text]))[0]
+    assert word(text) == text
+
+
+@pytest.mark.parametrize("entry", [1.0, -0.0, 0.1, 1e-7, 1e300, True, 3, None])
+def test_an_entry_is_written_as_a_column_of_it(entry: float | bool | None) -> None:
+    assert word(entry) == (written(pl.Series([entry]))[0] or "")

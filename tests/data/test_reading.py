@@ -67,6 +67,29 @@ def test_every_way_of_writing_it_is_the_same_table(name, piece, tmp_path, monkey
     assert np.allclose(both(f"csv:{tmp_path / 't.csv'}", **form), expected)
 
 
+@pytest.mark.parametrize("piece", [16, 1 << 20])
+def test_a_quotation_mark_in_a_comment_and_a_comment_mark_in_quotes(tmp_path, monkeypatch, piece):
+    monkeypatch.setattr(files, "PIECE", piece)
+    (tmp_path / "t.csv").write_text('a,b\n# 5" pipes\n1,"x\n# y"\n2,z\n#"\n3,"""\n"\n# end "')
+    frames = list(Table(tmp_path / "t.csv", form=TableFormat(comment="#")).pieces())
+    found = [row for frame in frames for row in frame.iter_rows()]
+    assert found == [("1", "x\n# y"), ("2", "z"), ("3", '"\n')]
+
+
+@pytest.mark.parametrize(("entry", "form"), [(2.0**63, "0"), (0.5, "[h]:mm:ss")])
+def test_a_column_of_a_sheet_that_cannot_be_read_is_named(tmp_path, entry, form):
+    import xlsxwriter
+
+    book = xlsxwriter.Workbook(tmp_path / "t.xlsx")
+    sheet = book.add_worksheet()
+    sheet.write_column(0, 0, ["dose", entry, 1])
+    sheet.write(1, 0, entry, book.add_format({"num_format": form}))
+    sheet.write_column(0, 1, ["outcome", "no", "yes"])
+    book.close()
+    with pytest.raises(DataError, match="column dose"):
+        list(Table(tmp_path / "t.xlsx", "excel").pieces())
+
+
 def test_parquet_and_excel(tmp_path, expected):
     frame = pl.DataFrame(dict(zip(HEAD, zip(*ROWS, strict=True), strict=True)))
     frame = frame.with_columns(pl.col("age").cast(pl.Int64))

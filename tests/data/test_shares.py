@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from forethought.data import DataError, Split, load
 from forethought.data.dataset import Dataset
-from forethought.data.synthetic import disjoint, share_of, shares, write_share
+from forethought.data.synthetic import share_of, shares, write_share
 
 
 def rng(seed: int = 0) -> np.random.Generator:
@@ -28,7 +28,6 @@ def test_every_record_goes_to_exactly_one_client(records, clients, how, seed):
     parts = shares(labels, clients, how, rng(seed))
     assert len(parts) == clients and all(len(part) for part in parts)
     assert np.array_equal(np.sort(np.concatenate(parts)), np.arange(records))
-    assert disjoint(parts)
 
 
 def test_iid_sizes_differ_by_one_at_most_and_labels_are_mixed():
@@ -73,7 +72,7 @@ def test_by_column_one_client_an_entry():
 def test_drawn_shares_overlap_and_are_said_to():
     parts = shares(np.zeros(1000), 25, "drawn:0.1", rng())
     assert {len(part) for part in parts} == {100}
-    assert not disjoint(parts)
+    assert len(np.unique(np.concatenate(parts))) < 2500
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from forethought.data import DataError, Split, TableSchema, load, names
+from forethought.data import DataError, Split, TableSchema, load, names, of_persons
 from forethought.data.dataset import split_off, told_apart
 
 
@@ -272,12 +272,15 @@ CENTS = [f"{n}.{n % 4 * 25:02}" for n in WHOLE]
         (pl.Series(CENTS).cast(pl.Decimal(38, 2)), pl.Decimal(38, 5), 7),
         (pl.Series(DAYS), pl.Datetime("us"), datetime(2020, 1, 2, 3)),
         (pl.Series(DAYS).cast(pl.Datetime("ms")) + timedelta(hours=1), pl.Datetime("ns"), None),
+        (pl.Series([n % 8 < 4 for n in WHOLE]), pl.Int64, 2),
     ],
-    ids=["missing", "fraction", "beyond", "decimal", "float32", "cents", "days", "times"],
+    ids=["missing", "fraction", "beyond", "decimal", "float32", "cents", "days", "times", "truths"],
 )
 def test_a_row_that_changes_a_columns_type_moves_no_other(
     tmp_path: Path, entries: pl.Series, other: Any, more: Any, split_by: str | None
 ) -> None:
+    if split_by and entries.dtype == pl.Boolean:
+        return  # two groups may be on one side
     before = numbered(tmp_path / "t.parquet", entries, split_by=split_by)
     wider = pl.concat([entries.cast(other), pl.Series([more], dtype=other)])
     if split_by and entries[0] == BIG[0]:
@@ -301,24 +304,98 @@ def test_a_word_in_a_sheet_changes_no_number_beside_it(tmp_path: Path) -> None:
 
     days = {"num_format": "yyyy-mm-dd"}
     found = []
-    for more in (None, "?"):
+    for more in (None, "?", 2):
         book = xlsxwriter.Workbook(tmp_path / "t.xlsx")
         sheet = book.add_worksheet()
-        rows = [(n, n % 2, 1e-9 * n / 3, datetime(2020, 1, 1 + n % 28)) for n in range(90)]
-        for place, row in enumerate([("n", "y", "a", "d"), *rows]):
-            sheet.write_row(place, 0, row[:3])
-            sheet.write(place, 3, row[3], book.add_format(days))
+        rows = [
+            (n, n % 2, 1e-9 * n / 3, n % 3 == 0, datetime(2020, 1, 1 + n % 28)) for n in range(90)
+        ]
+        for place, row in enumerate([("n", "y", "a", "b", "d"), *rows]):
+            sheet.write_row(place, 0, row[:4])
+            sheet.write(place, 4, row[4], book.add_format(days))
         if more:
-            sheet.write_row(91, 0, (90, 0, more, more))
+            sheet.write_row(91, 0, (90, 0, more, more, "?"))
         book.close()
         columns = {"n": [0, 99], "a": {"range": [0, 1e-7], "missing": "middle"}}
-        schema = TableSchema(
-            {**columns, "d": {"date": ["2020-01-01", "2021-01-01"], "missing": "middle"}}
-        )
+        truths = {"categories": ["true", "false"], "other": True, "missing": "category"}
+        days_ = {"date": ["2020-01-01", "2021-01-01"], "missing": "middle"}
+        schema = TableSchema({**columns, "b": truths, "d": days_})
         data = load(f"excel:{tmp_path / 't.xlsx'}", label="y", classes=[0, 1], schema=schema)
         assert data.test is not None
         found.append([Counter(map(bytes, part.inputs)) for part in (data.train, data.test)])
-    assert all(not one - other for one, other in zip(*found, strict=True))
+    for after in found[1:]:
+        assert all(not one - other for one, other in zip(found[0], after, strict=True))
+
+
+@pytest.mark.parametrize("split_by", [None, "a"])
+@pytest.mark.parametrize("form", ["{}.0", "  {}", "{} "])
+def test_another_way_to_write_a_column_moves_no_row(
+    tmp_path: Path, form: str, split_by: str | None
+) -> None:
+    entries = list(map(str, WHOLE))
+    before = numbered(tmp_path / "t.csv", pl.Series(entries), split_by=split_by)
+    again = [form.format(entry) for entry in entries]
+    after = numbered(tmp_path / "t.csv", pl.Series([*again, "?"]), split_by=split_by)
+    assert len(before[1]) > 20 and before[0] - after[0] == before[1] - after[1] == set()
+
+
+def test_a_person_under_two_spellings_is_one(tmp_path: Path) -> None:
+    ways = ("7", "7.0", " 7", "Anna", "Anna ")
+    lines = [f"{ways[n % 5] if n < 10 else n // 2},{n % 50},{n % 2}\n" for n in range(100)]
+    (tmp_path / "t.csv").write_text("who,a,y\n" + "".join(lines))
+    schema = TableSchema({"a": [0, 49]}, person="who", records_per_person=1)
+    data = load(f"csv:{tmp_path / 't.csv'}", label="y", classes=[0, 1], schema=schema)
+    assert data.persons is not None and data.test is not None
+    seven = [who for who in data.persons.tolist() if who.strip() in ways]
+    assert len(seven) == len(set(seven)) and set(seven) <= {"7", "Anna"}
+    persons: list[Any] = [1, 1.0, "1", " 1.0", True, "Anna", "Anna ", "anna"]
+    made = of_persons(np.eye(8), np.arange(8) % 2, persons, 1)
+    assert made.persons is not None and sorted(made.persons) == ["1", "Anna", "anna"]
+    names_ = np.array([f"p{n // 2}{' ' * (n % 2)}" for n in range(200)])
+    x = np.arange(200, dtype=np.float32)[:, None]
+    np.savez(tmp_path / "t.npz", x=x, y=np.arange(200) % 2, patient=names_)
+    for side in stays(load(f"npz:{tmp_path / 't.npz'}", split_by="patient"), 0):
+        assert side and all((n ^ 1) in side for n in side)
+
+
+def test_a_person_with_rows_on_both_sides_is_refused(tmp_path: Path) -> None:
+    schema = TableSchema({"a": [0, 49]}, person="who", records_per_person=4)
+    options: dict[str, Any] = {"label": "y", "classes": [0, 1], "schema": schema}
+    for wards in (12, 60):  # of 60 persons with four rows each: some have several, or each has one
+        lines = [f"p{n % 60},w{(n + n // 60 * (wards < 60)) % wards},1,0\n" for n in range(240)]
+        (tmp_path / "t.csv").write_text("who,ward,a,y\n" + "".join(lines))
+        if wards < 60:
+            with pytest.raises(DataError, match="has several values"):
+                load(f"csv:{tmp_path / 't.csv'}", split_by="ward", **options)
+        else:
+            data = load(f"csv:{tmp_path / 't.csv'}", split_by="ward", **options)
+            assert data.test is not None and len(data.test) % 4 == 0
+
+
+@pytest.mark.parametrize(
+    ("inputs", "targets", "persons", "most", "message"),
+    [
+        (np.eye(4), [0, 1, 0, 1], [1, 2, 3, 4], 2.5, "must be whole"),
+        (np.eye(4), [0, 1, 0, 1], [1, 2, 3, 4], "4", "must be whole"),
+        (np.eye(4), ["a", "b", "a", "b"], [1, 2, 3, 4], 2, "arrays of numbers"),
+        (np.eye(4), [0, 1, 0, 1], 5, 2, "arrays of numbers"),
+        (np.eye(4), [0, 1, 0, 1], [[1], [2], [3], [4]], 2, "of type list"),
+        (np.eye(4), [0, 1, 0, 1], [2.0**53, 2.0**53 + 2, 1.0, 1.5], 2, "beyond"),
+    ],
+)
+def test_what_are_no_rows_of_persons_is_said(
+    inputs: Any, targets: Any, persons: Any, most: Any, message: str
+) -> None:
+    with pytest.raises(DataError, match=message):
+        of_persons(inputs, targets, persons, most)
+
+
+def test_a_tensor_that_requires_grad_is_refused_in_words() -> None:
+    import torch
+
+    inputs = torch.zeros(2, 1, requires_grad=True)
+    with pytest.raises(DataError, match="detach"):
+        of_persons(inputs, [0, 1], ["a", "b"], 1)
 
 
 def test_one_person_without_a_name_moves_no_other_of_an_archive(tmp_path: Path) -> None:
@@ -373,6 +450,44 @@ def test_what_is_declared_is_not_read_from_the_data(tmp_path):
         load(source, label="y", classes=["yes", "no"], features=3)
 
 
+@pytest.mark.parametrize(
+    ("classes", "entries"),
+    [
+        (["1.1", "1.10", "2.0"], ["1.1", "1.10", "2.0"]),
+        (["01", "1"], ["01", "1"]),
+        ([2**60, 2**60 + 1], [str(2**60), str(2**60 + 1)]),
+        ([0, 1], ["0.0", " 1"]),
+        (["no", "yes"], ["no ", "yes"]),
+        (["true", "false"], ["True", "0"]),
+        ([0.1, 1e5], ["0.10", "1e5"]),
+    ],
+)
+def test_different_classes_stay_different(
+    tmp_path: Path, classes: list[Any], entries: list[str]
+) -> None:
+    rows = [f"{n % 50},{entries[n % len(entries)]}" for n in range(120)]
+    source = table(tmp_path, rows, header="a,y")
+    data = load(source, label="y", classes=classes, schema=TableSchema({"a": [0, 49]}))
+    assert data.test is not None
+    counts = np.bincount([*data.train.targets, *data.test.targets], minlength=len(classes))
+    assert counts.tolist() == [120 // len(classes)] * len(classes)
+    assert data.encoder is not None and len(set(data.encoder.classes or ())) == len(classes)
+
+
+def test_a_label_of_no_class_is_named_and_no_other(tmp_path: Path) -> None:
+    for stray in ("x", "NA", "2"):
+        source = table(tmp_path, [*(f"{n},{n % 2}" for n in range(40)), f"3,{stray}"], header="a,y")
+        with pytest.raises(DataError, match=f"label {stray} in"):
+            load(source, label="y", classes=[0, 1], schema=TableSchema({"a": [0, 49]}))
+
+
+def test_words_of_undeclared_classes_are_the_same_in_any_spelling(tmp_path: Path) -> None:
+    rows = [f"{n},{['1', '1.0', 'x'][n % 3]}" for n in range(60)]
+    data = load(table(tmp_path, rows, header="a,y"), label="y")
+    assert data.test is not None and data.classes == 2
+    assert sum(data.train.targets) + sum(data.test.targets) == 20
+
+
 def test_what_is_found_in_the_data_is_named_and_no_value_of_it(tmp_path):
     numbers = table(tmp_path, [f"{i},{i % 3}" for i in range(40)], header="a,y")
     found = load(numbers, label="y")
@@ -409,6 +524,7 @@ def test_what_is_found_in_the_data_is_named_and_no_value_of_it(tmp_path):
     [
         ({"classes": ["a"]}, "two or more"),
         ({"classes": ["a", "a"]}, "two or more different"),
+        ({"classes": [1, "1.0"]}, "two or more different"),
         ({"classes": ["a", "b"], "task": "regression"}, "drop one"),
         ({"task": "ranking"}, "unknown task"),
         ({"task": "regression"}, "expected numbers"),

@@ -11,7 +11,13 @@ from numpy.typing import NDArray
 from sklearn.base import clone
 from sklearn.calibration import CalibratedClassifierCV
 from sklearn.compose import TransformedTargetRegressor, make_column_transformer
-from sklearn.ensemble import BaggingClassifier, StackingClassifier, VotingClassifier
+from sklearn.ensemble import (
+    BaggingClassifier,
+    BaggingRegressor,
+    StackingClassifier,
+    VotingClassifier,
+    VotingRegressor,
+)
 from sklearn.feature_selection import SequentialFeatureSelector
 from sklearn.impute import SimpleImputer
 from sklearn.model_selection import (
@@ -20,7 +26,12 @@ from sklearn.model_selection import (
     TunedThresholdClassifierCV,
     cross_val_score,
 )
-from sklearn.multiclass import OneVsOneClassifier, OneVsRestClassifier
+from sklearn.multiclass import (
+    OneVsOneClassifier,
+    OneVsRestClassifier,
+    OutputCodeClassifier,
+)
+from sklearn.multioutput import MultiOutputClassifier
 from sklearn.pipeline import make_pipeline, make_union
 from sklearn.preprocessing import (
     FunctionTransformer,
@@ -41,6 +52,7 @@ from forethought.estimators import (
 Table = tuple[NDArray[np.float64], NDArray[np.int64]]
 
 CHOSEN, PREPARED = "chosen-on-private-data", "preparation-from-data"
+LABELS = "classes-from-data"
 
 
 def private(**changes: Any) -> PrivateLogisticRegression:
@@ -48,7 +60,13 @@ def private(**changes: Any) -> PrivateLogisticRegression:
     return PrivateLogisticRegression(**chosen)
 
 
-def codes(fitted: PrivateLogisticRegression) -> set[str]:
+def regression(**changes: Any) -> PrivateLinearRegression:
+    return PrivateLinearRegression(
+        **{"epsilon": 1.0, "feature_bound": 2.0, "target_range": (-3, 3), **changes}
+    )
+
+
+def codes(fitted: Any) -> set[str]:
     return {caveat.code for caveat in fitted.statement_.not_covered}
 
 
@@ -110,21 +128,45 @@ def test_a_model_under_a_tuned_threshold_says_so(table: Table) -> None:
     assert CHOSEN in codes(tuned.estimator_)
 
 
-@pytest.mark.parametrize("jobs", [1, 2])
-def test_bagging_that_repeats_records_is_refused(jobs: int, table: Table) -> None:
+REFUSED = {
+    "bagging": lambda **jobs: BaggingClassifier(private(l2=0.1), n_estimators=2, **jobs),
+    "bagging-once": lambda **jobs: BaggingClassifier(
+        private(l2=0.1), n_estimators=2, bootstrap=False, **jobs
+    ),
+    "bagged-numbers": lambda **jobs: BaggingRegressor(
+        regression(), n_estimators=2, bootstrap=False, **jobs
+    ),
+    "voting": lambda **jobs: VotingClassifier([("one", private(l2=0.1))], **jobs),
+    "codes": lambda **jobs: OutputCodeClassifier(private(l2=0.1), **jobs),
+    "one-against-one": lambda **jobs: OneVsOneClassifier(private(l2=0.1), **jobs),
+}
+
+
+@pytest.mark.parametrize("jobs", [None, 2])
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_part_whose_statement_would_be_false_is_refused(
+    name: str, jobs: int | None, table: Table
+) -> None:
+    """One record's label would change those of all others, or no model would be private."""
     from joblib import parallel_backend
 
-    with parallel_backend("threading"), pytest.raises(ValueError, match="bootstrap=False"):
-        BaggingClassifier(private(l2=0.1), n_estimators=2, n_jobs=jobs).fit(*table)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", SelectionNotCoveredWarning)
-        BaggingClassifier(private(l2=0.1), n_estimators=2, bootstrap=False).fit(*table)
-
-
-def test_one_against_one_tells_the_number_of_records_of_a_label(table: Table) -> None:
     features, labels = table
-    with pytest.raises(ValueError, match="OneVsRestClassifier"):
-        OneVsOneClassifier(private(l2=0.1)).fit(features, labels + (features[:, 0] > 1))
+    with parallel_backend("threading"), pytest.raises(ValueError, match="by itself"):
+        REFUSED[name](n_jobs=jobs).fit(features, 2 * labels)
+
+
+@pytest.mark.parametrize("jobs", [None, 2])
+def test_one_model_for_each_label_that_occurs_says_that_it_reads_them(
+    jobs: int | None, table: Table
+) -> None:
+    from joblib import parallel_backend
+
+    features, labels = table
+    with parallel_backend("threading"):
+        rest = OneVsRestClassifier(private(l2=0.1), n_jobs=jobs).fit(features, labels)
+    assert LABELS in codes(rest.estimators_[0])
+    several = MultiOutputClassifier(private(l2=0.1)).fit(features, np.stack([labels, labels], 1))
+    assert LABELS not in codes(several.estimators_[0])
 
 
 @pytest.mark.parametrize("jobs", [None, 2])
@@ -134,7 +176,7 @@ def test_workers_name_what_their_parent_saw(jobs: int | None, process: str, tabl
     """A worker's stack begins at its own first frame; so clones bring along what was above."""
     from joblib import parallel_backend
 
-    voting = VotingClassifier([("one", private(l2=0.1))], n_jobs=jobs)
+    voting = VotingRegressor([("one", regression())], n_jobs=jobs)
     stacked = StackingClassifier([("one", private(l2=0.1))], n_jobs=jobs, cv=2)
     rest = OneVsRestClassifier(private(l2=0.1), n_jobs=jobs)
     with parallel_backend("threading"):
@@ -144,7 +186,8 @@ def test_workers_name_what_their_parent_saw(jobs: int | None, process: str, tabl
     (voter,), (layer,), (one,) = voting.estimators_, stacked.estimators_, rest.estimators_
     named = {caveat.code: caveat.detail for caveat in voter.statement_.not_covered}
     assert named[PREPARED].endswith("StandardScaler")
-    assert codes(layer) >= {CHOSEN, PREPARED}
+    # It numbers the labels that occur.
+    assert codes(layer) >= {CHOSEN, PREPARED, LABELS}
     # It is cloned in the worker: that something was not seen is all that can be said.
     assert PREPARED in codes(one)
 
@@ -167,7 +210,7 @@ def test_searches_over_clones_of_one_estimator_warn_once(table: Table) -> None:
     assert len(found) == 1
 
 
-@pytest.mark.parametrize("alone", [clone, lambda one: VotingClassifier([("one", one)])])
+@pytest.mark.parametrize("alone", [clone, OneVsRestClassifier])
 def test_no_warning_without_a_search(alone: Any, table: Table) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error", SelectionNotCoveredWarning)
@@ -230,10 +273,16 @@ def test_steps_fitted_on_private_data_are_named(step: Any, named: list[str], tab
 
 def test_targets_scaled_by_the_data_are_named(table: Table) -> None:
     X, _ = table
-    model = PrivateLinearRegression(epsilon=1.0, feature_bound=2.0, target_range=(-3, 3))
-    whole = TransformedTargetRegressor(model, transformer=StandardScaler()).fit(X, X[:, 0])
-    assert PREPARED in codes(whole.regressor_)
-    assert PREPARED not in codes(model.fit(X, X[:, 0]))
+    by_mean = {"func": lambda y: y - y.mean(), "inverse_func": lambda y: y, "check_inverse": False}
+    one_by_one = {"func": np.sinh, "inverse_func": np.arcsinh}
+    for how, named in (
+        ({"transformer": StandardScaler()}, True),
+        (by_mean, True),
+        (one_by_one, False),
+        ({}, False),
+    ):
+        whole = TransformedTargetRegressor(regression(), **how).fit(X, X[:, 0])
+        assert (PREPARED in codes(whole.regressor_)) == named
 
 
 def test_a_pipeline_inside_a_pipeline_counts(table: Table) -> None:

@@ -55,6 +55,7 @@ def test_delta_must_be_given_where_the_number_of_records_is_private() -> None:
         ({"feature_bound": None}, TypeError, "feature_bound must be a number"),
         ({"l2": -1.0}, ValueError, "l2 must be .* at least 0"),
         ({"adjacency": "near"}, ValueError, "adjacency must be one of"),
+        ({"fit_intercept": "no"}, TypeError, "True or False"),
         ({"above": "ignore"}, ValueError, "above must be one of 'clip', 'refuse'"),
         ({"above": "refuse", "feature_bound": 0.1}, ValueError, "longer than feature_bound"),
         ({"classes": "some"}, TypeError, "classes must list every label"),

@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 import skops.io
 from sklearn.base import BaseEstimator
+from sklearn.pipeline import make_pipeline
+from sklearn.utils import estimator_html_repr
 from torch import nn
 
 from forethought.estimators import (
@@ -102,6 +104,33 @@ def test_counts_of_private_records_are_not_stored() -> None:
     for count in ("targets_clipped_", "features_clipped_"):
         assert hasattr(fitted, count)
         assert not hasattr(back, count)
+
+
+def test_notebooks_show_no_counts_of_private_records() -> None:
+    fitted = PrivateLinearRegression(**LINEAR, target_range=(-0.5, 0.5)).fit(X, TARGETS)
+    for one in (fitted, make_pipeline(fitted)):
+        shown = estimator_html_repr(one)
+        assert "intercept_" in shown and "_clipped_" not in shown
+
+
+@pytest.mark.parametrize(
+    ("name", "changed"),
+    [
+        ("logistic", {"feature_bound": 0.1}),
+        ("svc", {"feature_bound": 0.1}),
+        ("linear", {"feature_bound": 0.1, "target_range": (5, 6)}),
+        ("regressor", {"target_range": (5, 6)}),
+    ],
+)
+def test_what_was_fitted_predicts_as_it_was_trained(name: str, changed: dict[str, Any]) -> None:
+    """New parameters are for the next fit; one stored by an earlier version has only parameters."""
+    estimator, y = ESTIMATORS[name]
+    fitted = copy.deepcopy(estimator).fit(X, y)
+    found = fitted.predict(X)
+    assert (by_pickle(fitted)[1].set_params(**changed).predict(X) == found).all()
+    for own in [one for one in vars(fitted) if one.startswith("_")]:
+        delattr(fitted, own)
+    assert (fitted.predict(X) == found).all()
 
 
 @pytest.mark.parametrize("name", ESTIMATORS)

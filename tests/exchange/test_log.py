@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forethought.exchange.storage import FolderStorage, LogError, RecordLog
+from forethought.exchange.storage import FolderStorage, LogError, MemberWitness, RecordLog
 from trials.storage import CrashError, MemoryStorage
 
 RECORDS = [b"first", b"", b"third" * 20, b"\0" * 40]
@@ -135,3 +136,18 @@ def test_on_disk_as_in_memory(tmp_path: Path) -> None:
     assert [entry.name for entry in path.parent.iterdir()] == ["log"]
     with pytest.raises(ValueError, match="no name here"):
         storage.read("../log")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no file that is always full")
+def test_a_full_disk_is_told_with_the_file(tmp_path: Path) -> None:
+    witness, storage = MemberWitness(tmp_path, bytes(32), 0), FolderStorage(tmp_path)
+    writes = {
+        witness.path: lambda: witness.note(1),
+        tmp_path / "log": lambda: storage.append("log", b"record"),
+        tmp_path / ".whole.part": lambda: storage.replace("whole", b"record"),
+    }
+    for path, write in writes.items():
+        path.symlink_to("/dev/full")
+        with pytest.raises(OSError) as told:
+            write()
+        assert (told.value.errno, told.value.filename) == (errno.ENOSPC, str(path))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from forethought.exchange import events as on
-from forethought.exchange.messages import Join, Update
+from forethought.exchange.messages import Join, Leave, Update
 from forethought.exchange.storage import LedgerState
 from forethought.federated.client import ClientMachine
 from forethought.federated.federation import FederationError
@@ -60,10 +60,38 @@ def test_the_next_update_begins_at_the_beat_not_when_the_last_one_was_ready() ->
     assert wake.at == 23.0
 
 
-def test_a_client_that_restarts_sends_what_it_had_written() -> None:
-    update = Update(0, 0, vector())
-    machine = ClientMachine(federation(cadence=10.0), 0, LedgerState(1, 1, b"", 0, (update,), 0))
-    assert sent(machine.handle(on.Connected(0.0)), Update) == [update]
+@pytest.mark.parametrize("rule", ["synchronous", "asynchronous"])
+def test_after_a_restart_nothing_tells_whether_the_batch_was_done(rule: str) -> None:
+    """A client is killed within a beat: of a small batch the ledger has the update, of a large one
+    it has nothing."""
+    agreed, update = federation(rule=rule, cadence=10.0), Update(0, 0, vector(1, 1, 1, 1))
+    left = []
+    for ledger in (LedgerState(1, 1, b"", 0, (update,), 0), None):
+        machine = ClientMachine(agreed, 0, ledger)
+        events = [on.Connected(0.0), from_server(model(0), 0.5), on.Woken(5.0)]
+        told = [(event.now, effect) for event in events for effect in machine.handle(event)]
+        if ledger is None:
+            (asked,) = of([effect for _, effect in told], on.Compute)
+            machine.handle(on.Computed(asked.round, asked.base, update.vector, 1, b"", b"", 7.0))
+        assert machine.held_until == 10.5
+        for event in (on.Woken(9.0), on.Woken(10.5), on.Woken(15.0)):
+            told += [(event.now, effect) for effect in machine.handle(event)]
+        left.append(
+            [
+                (now, type(one.message), one.message.round, one.message.base)
+                for now, one in told
+                if isinstance(one, on.Send)
+            ]
+        )
+    assert left[0] == left[1]
+    assert next(row[0] for row in left[0] if row[1] is Update) == 10.5
+
+
+def test_a_goodbye_within_a_beat_counts_what_was_sent() -> None:
+    machine, asked = begun()
+    machine.handle(computed(asked, 4.0))
+    (goodbye,) = sent(machine.handle(on.Stopped(5.0)), Leave)
+    assert goodbye.round == 0 and machine.updates == 1
 
 
 def simulated(straggling: float, cadence: float | None, rule: str) -> SimulatedStar:

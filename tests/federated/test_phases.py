@@ -146,6 +146,14 @@ def test_a_statement_counts_all_phases_that_were_agreed_on_and_says_what_was_rel
     assert shared(agreed, 1).guarantee >= whole - 1e-9
 
 
+@pytest.mark.parametrize("rule", ["asynchronous", "published"])
+def test_steps_that_move_do_not_go_with_phases_where_an_update_has_no_place(rule: str) -> None:
+    for schedule in (ft.Schedule("inverse", 0.5), ft.Schedule(warmup=2)):
+        with pytest.raises(FederationError, match="schedule 'constant'"):
+            phased(rule=rule, exchanged="gradients", plans=(plan(6, schedule=schedule),))
+        assert phased(plans=(plan(6, schedule=schedule),)).phases
+
+
 def test_phases_have_a_budget_of_their_own_or_share_one() -> None:
     made = plan(9).with_(budget=Budget(4.0, 1e-3))
     own = in_phases(made, (3, 3, 3), [1.0, 0.5, 2.0])

@@ -198,6 +198,27 @@ def test_a_goodbye_that_comes_late_leaves_out_nobody_who_began_again(rule: str) 
         assert not restored.left
 
 
+def test_a_clock_that_was_set_back_is_said_once() -> None:
+    machine = server(rounds=5)
+
+    def alarms(client: int, message: Any) -> list[str]:
+        effects = machine.handle(on.Received(client, message, 0.0))
+        return [alarm.text for alarm in of(effects, on.Alarm)]
+
+    for client in range(3):
+        assert not alarms(client, Join(0, -1, 10))
+    # Its owner ends a client that was killed, on a computer whose clock is behind.
+    (said,) = alarms(2, Leave(0, 0, "stopped", 4))
+    assert "c2 speaks as an earlier process" in said and not machine.left
+    assert not alarms(2, Leave(0, 0, "stopped", 5))
+    # A client that said goodbye begins again there.
+    assert not alarms(1, Leave(0, 0, "stopped", 10))
+    (said,) = alarms(1, Join(0, -1, 4))
+    assert "c1 speaks as an earlier process" in said and machine.left == {1}
+    assert not alarms(1, Join(0, 0, 4)) and not alarms(1, Join(0, -1, 10))
+    assert not alarms(1, Join(0, -1, 11)) and not machine.left
+
+
 def test_who_left_hears_of_the_last_model_too() -> None:
     machine = server(clients=2, rounds=1)
     machine.handle(on.Received(1, Leave(1, 0, "plan used up"), 0.0))

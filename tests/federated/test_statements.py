@@ -26,7 +26,7 @@ from forethought.federated.statements import (
     shared,
 )
 from forethought.values.caveats import Caveat
-from forethought.values.mechanism import Mechanism, Poisson, Rounds
+from forethought.values.mechanism import FullBatch, Mechanism, Persons, Poisson, Rounds
 from forethought.values.plan import Clip, Plan, Transcript, TranscriptError
 from forethought.values.use import Optimizer, ReleaseUse, Schedule
 
@@ -133,6 +133,39 @@ def test_another_epsilon_of_all_planned_rounds_is_refused(told: str) -> None:
     forged = replace(made, caveats=(*kept, Caveat("ended-early", told)))
     with pytest.raises(StatementError, match="statement"):
         check(forged, plan())
+
+
+def test_a_person_at_several_clients_counts_with_all_records_at_each() -> None:
+    """Of T rounds with noise σ and all records in each, g records at each of h clients are one
+    Gaussian with mean g·√(h·T)/σ."""
+    every = Mechanism(Rounds(20.0, 9, FullBatch()))
+    own = [
+        Plan(every, SIZE, 1e-3, records_per_person=most, not_covered=[rows], hyperparameters=word)
+        for most, rows, word in (
+            (3, Caveat("rows-of-persons", "3"), "by hand"),
+            (1, "x", "by hand"),
+        )
+    ]
+    whole = federation(3, tuple(own), rounds=9, cadence=30.0, rule="asynchronous", refreshes=1)
+    for clients in (1, 2, 3):
+        found = shared(whole, clients)
+        exact = gaussian_epsilon(3 * math.sqrt(9 * clients) / 20)
+        assert found.group == 3 and found.guarantee == pytest.approx(exact, rel=1e-4)
+    assert shared(whole, 1).guarantee == client_statement(whole, 0).guarantee
+    said = {one.code: one.detail for one in found.caveats}
+    assert said["rows-of-persons"] == "3" and said["declared-as"] == "by hand"
+    assert {"padded-times", "refresh-times", "stated"} <= set(said) and "not-stated" not in said
+    parts = [released(own[k % 2], 3) for k in range(3)]
+    [early_one] = early(shared(whole, 2, transcripts=parts))
+    assert f"epsilon {at_most(shared(whole, 2).guarantee)} of all 27 " in early_one
+    assert "3 records together" in early_one
+
+
+def test_persons_and_records_do_not_add_up() -> None:
+    persons = plan(contribution=Persons(4))
+    assert any(one.code == "persons" for one in shared(federation(2, (persons,)), 2).caveats)
+    with pytest.raises(FederationError, match="plan all alike"):
+        shared(federation(2, (persons, plan())), 2)
 
 
 def test_a_server_that_stops_at_will_learns_more_than_released_rounds_say() -> None:

@@ -256,6 +256,10 @@ def test_all_workers_together() -> None:
     assert any(one.code == "disjoint-holders" for one in most.assumptions)
     pair = agreed.plan(0).mechanism + agreed.plan(1).mechanism
     assert shared(agreed, 2).guarantee == ft.epsilon(pair, 1e-3).upper
+    three = gossip(4, ROUNDS, plans=(plan(ROUNDS, records_per_person=3),))
+    assert shared(three, 1).guarantee == worker_statement(three, 0).guarantee
+    both = three.plan(0).mechanism + three.plan(0).mechanism
+    assert shared(three, 2).guarantee == ft.epsilon(both, 1e-3, 3).upper
     stopped = [released(agreed.plan(k), 2) for k in range(4)]
     assert shared(agreed, 2, transcripts=stopped).guarantee < shared(agreed, 2).guarantee
     with pytest.raises(StatementError, match="one adjacency, group"):

@@ -52,6 +52,23 @@ def driven(seed: int, **changes: Any) -> tuple[Any, list[Recorded]]:
     return agreed, machines
 
 
+@pytest.mark.parametrize(("graph", "kind"), [("complete", "matchings"), ("ring", "metropolis")])
+def test_a_neighbour_that_is_ahead_of_all_it_can_be_is_not_listened_to(
+    graph: str, kind: str
+) -> None:
+    agreed = gossip(4, 60, graph, kind, rule="synchronous")
+    start = np.zeros(D, dtype=np.float32)
+    machine = worker(agreed, 0, start)
+    machine.handle(on.Started())
+    peer = agreed.mixing.graph.neighbours(0)[0]
+    alarms = [
+        bool(of(machine.handle(on.PeerMessage(peer, Weights(0, base, 0, 0, -1, start))), Alarm))
+        for base in range(60)
+    ]
+    kept = alarms.count(False)
+    assert 2 <= kept < 12 and alarms == [False] * kept + [True] * (60 - kept)
+
+
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize(
     ("graph", "kind"),

@@ -42,7 +42,7 @@ def test_per_layer_shares_must_name_the_parameters() -> None:
     with pytest.raises(ValueError, match=r"\['p1'\], unknown \['other'\]"):
         sums.factors(table([1.0], [1.0]), 1.0, rule)
     with pytest.raises(ValueError, match="squares"):
-        sums.per_layer({"p0": 0.9, "p1": 0.9})
+        Clip(rule="per-layer", shares={"p0": 0.9, "p1": 0.9})
 
 
 @given(

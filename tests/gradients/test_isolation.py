@@ -239,7 +239,7 @@ def one_process() -> Iterator[None]:
 
 
 @pytest.mark.skipif(not dist.is_available(), reason="torch is built without torch.distributed")
-def test_fully_sharded_parameters(one_process: None) -> None:
+def test_sharded_parameters_are_refused_before_their_shards_are_taken(one_process: None) -> None:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 

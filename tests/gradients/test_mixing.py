@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -76,6 +77,26 @@ def test_every_mixing_layer_is_refused_and_replaced(layer: nn.Module) -> None:
     with pytest.raises(ValueError, match="replace_mixing_layers"):
         check_model(model)
     check_model(replace_mixing_layers(model))
+
+
+class Placed(nn.Module):
+    """Adds a row for each place, which all examples look up alike."""
+
+    def __init__(self, **how: Any) -> None:
+        super().__init__()
+        self.rows, self.how = nn.Parameter(torch.ones(50, 3)), how
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + F.embedding(torch.tensor([0, 0, 1]), self.rows, **self.how).sum(0)
+
+
+@pytest.mark.parametrize("how", [{"scale_grad_by_freq": True}, {"max_norm": 1.0}])
+def test_a_table_that_all_look_up_alike_is_refused_as_in_a_lane(how: dict[str, Any]) -> None:
+    loss = nn.MSELoss(reduction="none")
+    records = torch.zeros(4, 3), torch.ones(4, 3)
+    clipped_sum(Placed(), lambda *both: loss(*both).sum(1), *records, 1.0)
+    with pytest.raises(ValueError, match=next(iter(how))):
+        clipped_sum(Placed(**how), lambda *both: loss(*both).sum(1), *records, 1.0)
 
 
 @pytest.mark.parametrize(

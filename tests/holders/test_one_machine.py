@@ -12,9 +12,8 @@ from torch import nn
 import forethought as ft
 from drawn import randn, reseed, stream
 from forethought.federated.federation import Federation, Member
-from forethought.holders.simulate import ReportedAverage
 from forethought.holders.simulator import StarSimulator, Times
-from forethought.holders.trainer import Holder, SharedModel
+from forethought.holders.trainer import Holder, ReportedAverage, SharedModel
 from forethought.holders.workers import InProcess
 from forethought.rounds.contributions import default_loss
 from forethought.rounds.randomness import Secrets, Seeds

@@ -160,6 +160,12 @@ def test_a_slow_client_sets_the_pace_of_whoever_waits() -> None:
     assert rehearsed(federation(), Times([1.0] * CLIENTS)).seconds == ROUNDS
 
 
+def test_synchronous_rounds_are_compared_over_the_same_lines() -> None:
+    agreed = federation("synchronous")
+    times = Times([1.0] * CLIENTS, Way(0.0, 100.0))
+    assert synchronous_seconds(agreed, times) == rehearsed(agreed, times).seconds > 2 * ROUNDS
+
+
 def test_messages_and_bytes_are_counted() -> None:
     agreed = federation("synchronous")
     found = rehearsed(agreed, Times([1.0] * CLIENTS, Way(0.5, 1e6)))

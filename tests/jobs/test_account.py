@@ -652,6 +652,50 @@ def test_a_person_of_several_records_is_not_promised_one(tmp_path: Path) -> None
     assert "group" in verified(folder).checked
 
 
+def test_a_plan_promises_what_its_job_asks_for(tmp_path: Path) -> None:
+    rows = Plan(plan().mechanism, EXAMPLES, 1e-5)
+    asked = {'person = "who"': Persons(2), 'label = "y"': None, "records_per_person = 1": None}
+    for more, unit in asked.items():
+        for other, made in ((unit, True), (None if unit else Persons(2), "records" in more)):
+            chosen = Plan(rows.mechanism, EXAMPLES, 1e-5, contribution=other)
+            chosen.save(tmp_path / "plan.json")
+            (tmp_path / "job.toml").write_text(f'[data]\nsource = "csv:t.csv"\n{more}\n')
+            (tmp_path / "statement.json").write_text(account(chosen).to_json())
+            if made:
+                assert "plan" in verified(tmp_path).checked
+                continue
+            with pytest.raises(StatementError, match="asks for"):
+                verified(tmp_path)
+    values = json.loads((tmp_path / "plan.json").read_text())
+    for contribution in ("persons", {}, {"kind": "persons"}, {"kind": "persons", "records": 0}):
+        values["privacy"]["contribution"] = contribution
+        (tmp_path / "plan.json").write_text(json.dumps(values))
+        with pytest.raises(StatementError, match="is refused"):
+            verified(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "code"),
+    [
+        ("results.json", "held-out-accuracy"),
+        ("results.json", "time-and-memory"),
+        ("diagnostics.csv", "diagnostics"),
+        ("diagnostics.csv", "time-and-memory"),
+    ],
+)
+def test_a_statement_says_what_the_figures_beside_it_are(
+    honest: Path, tmp_path: Path, name: str, code: str
+) -> None:
+    folder = beside(honest, tmp_path / "run")
+    statement = Statement.load(folder / "statement.json")
+    less = tuple(one for one in statement.caveats if one.code != code)
+    (folder / "statement.json").write_text(replace(statement, caveats=less).to_json())
+    verified(folder)  # what was withheld is told to nobody
+    (folder / name).write_text("")
+    with pytest.raises(StatementError, match=code):
+        verified(folder)
+
+
 def test_noise_of_others_needs_what_they_agreed_on(tmp_path: Path) -> None:
     members = tuple(Member(f"c{k}") for k in range(2))
     federation = Federation(members, (plan(),), 14, "sha256:" + "0" * 64, 8)

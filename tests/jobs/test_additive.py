@@ -124,6 +124,23 @@ def test_the_report_draws_every_column_and_the_statement_verifies(trained: Path)
     assert abs(middle["age"][0]) < 1e-6 < abs(reasons["age"][0])
 
 
+def test_words_that_were_found_in_the_data_are_not_shown(tmp_path: Path) -> None:
+    path = job(tmp_path, rows=300)
+    text = path.read_text().replace("rounds = 60", "rounds = 2")
+    text = text.replace('"A", "B", "C"', '"Hill", "B", "C"')
+    frame = pl.read_csv(tmp_path / "died.csv").with_columns(pl.col("ward").replace("A", "Hill"))
+    frame.write_csv(tmp_path / "died.csv")
+    for measured, found in (("true", "word 1"), ("false", "Hill")):
+        path.write_text(text.replace("label =", f"columns_measured = {measured}\nlabel ="))
+        run("train", path, "--out", tmp_path / measured, "--quiet")
+        shapes = Shapes.load(tmp_path / measured / "shapes.json")
+        (words,) = (one.places for one in shapes.columns if one.kind == "word")
+        assert words[0] == found and len(words) == 4
+        page = (tmp_path / measured / "report.html").read_text()
+        assert ("Hill" in page) == (measured == "false")
+        assert ("word 1" in page) == (measured == "true")
+
+
 def test_of_several_classes_the_one_that_is_explained_is_named(tmp_path: Path) -> None:
     path = job(tmp_path, rows=400)
     text = path.read_text().replace("rounds = 60", "rounds = 5").replace('"died"', '"ward"')

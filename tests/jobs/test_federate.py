@@ -173,6 +173,22 @@ def test_simulating_a_job_leaves_results_and_figures(tmp_path: Path) -> None:
         assert (out / name).is_file(), name
 
 
+@pytest.mark.parametrize(
+    "extra",
+    [
+        'rule = "published"\ncadence = 8.0\nrefreshes = 1\n',
+        "bandwidth = 1000.0\nlatency = 0.0\n",
+    ],
+)
+def test_a_simulation_is_compared_with_synchronous_rounds(extra: str) -> None:
+    text = JOB.replace("rounds = 12", "rounds = 2").replace("clients = 4", "clients = 2")
+    run, seconds = holders.simulate_job(
+        holders.holders_of(JobRequest("job", "", job(extra, text)), "federation")
+    )
+    simulated = run.simulated.seconds
+    assert seconds == simulated if run.federation.rule == "synchronous" else seconds > 0
+
+
 @pytest.mark.slow
 def test_a_fused_simulation_of_a_job_says_that_it_is_one(tmp_path: Path) -> None:
     path = tmp_path / "job.toml"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import date, time, timedelta
 from pathlib import Path
 
 import numpy as np
@@ -395,3 +395,26 @@ def test_the_line_that_excel_alone_reads_is_passed_over(encoding, tmp_path):
     assert 'separator = ";"' in text and "age = [0, 120]" in text
     dataset = Job.parse(text).load_data()
     assert len(dataset.train) + len(dataset.test or ()) == 60
+
+
+def test_times_of_day_and_first_days_are_ranges_of_days_that_can_be_read(tmp_path):
+    days = [date(1, 1, 1), date(2020, 5, 17)] * (ROWS // 2)
+    path = table(tmp_path, a=days)
+    assert 'a = {date = ["0001-01-01", "2029-12-31"]}' in job_for(path, "outcome")
+    times = [time(n % 24, n % 60) for n in range(200)]
+    frame = pl.DataFrame({"a": times, "b": [n % 7 for n in range(200)], "y": ["no", "yes"] * 100})
+    frame.write_excel(tmp_path / "t.xlsx")
+    assert 'a = "drop"' in job_for(tmp_path / "t.xlsx", "y")
+
+
+def test_large_whole_numbers_that_run_are_no_feature(tmp_path):
+    path = table(tmp_path, a=[2**62 + 12345 * n for n in range(ROWS)])
+    assert 'a = "drop"' in job_for(path, "outcome")
+    for low, high in ((2.0**62, 2.0**62), (2.0**62, 2.0**62 + 2.0**20), (1e12, 1e12 + 0.25)):
+        first, last = outward(low, high, low == 2.0**62)
+        assert float(first) < float(last) and first <= low and high <= last
+
+
+def test_one_class_in_two_spellings_is_one(tmp_path):
+    text = job_for(table(tmp_path, a=range(ROWS), y=["1", "1.0", "0", "0.0"] * (ROWS // 4)), "y")
+    assert 'classes = ["0", "1"]' in text and "[0.5, 0.5]" in text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import sys
 from datetime import date
@@ -216,6 +217,25 @@ def test_the_command_writes_what_the_run_folder_holds(tmp_path: Path) -> None:
     statement = ft.Statement.load(out / "statement.json")
     assert statement.about is not None and kept["model"] == statement.about.model
     assert float(kept["epsilon"]) == pytest.approx(statement.epsilon.upper, rel=1e-5)
+
+
+@pytest.mark.slow
+def test_a_seeded_run_gives_no_promise_away(tmp_path: Path) -> None:
+    job, out, new = tmp_path / "job.toml", tmp_path / "run", tmp_path / "new.npy"
+    np.save(new, np.zeros((2, 30), np.float32))
+    text = '[data]\nsource = "breast-cancer"\n[budget]\nepsilon = 3\n[training]\nrounds = 2\n'
+    run, words = CliRunner(), [str(job), "--out", str(out)]
+    ready = ["predict", str(out), str(new), "--out", str(tmp_path / "p.csv"), "--json"]
+    arguments = ["export", str(out), "--onnx", str(tmp_path / "model.onnx"), "-q"]
+    for seed, promised in (("", True), ("[run]\nnoise_seed = 1\n", False)):
+        job.write_text(text + seed)
+        assert run.invoke(app, ["train", *words, "--overwrite", "-q"]).exit_code == 0
+        told = json.loads(run.invoke(app, [*ready, "--overwrite"]).stdout)
+        assert run.invoke(app, [*arguments, "--overwrite"]).exit_code == 0
+        kept = {one.key: one.value for one in onnx.load(tmp_path / "model.onnx").metadata_props}
+        assert (told["epsilon"] is not None) == promised == ("epsilon" in kept) == ("delta" in kept)
+        assert told["guarantee"] == kept["guarantee"]
+        assert ("Not private: seeded" in kept["guarantee"]) != promised
 
 
 def _linear(width: int) -> onnx.ModelProto:

@@ -8,6 +8,7 @@ import re
 import shutil
 import warnings
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,10 @@ from forethought.cli import main
 from forethought.data import DataError
 from forethought.data.tables import SuspiciousDataWarning
 from forethought.jobs.init import job_for
-from forethought.jobs.job import Job, JobError
+from forethought.jobs.job import Job, JobError, from_file
+from forethought.jobs.predict import Predictor
+from forethought.jobs.train import prepare
+from forethought.jobs.train import run as run_job
 
 HEAD = ["patient_id", "age", "bmi", "creatinine", "platelets", "ward", "admitted", "zip", "died"]
 
@@ -271,6 +275,64 @@ def test_arrays_for_a_model_of_arrays(tmp_path: Path) -> None:
         predictor.predict(images.inputs[:, 0, 0])
     with pytest.raises(JobError, match="not trained on"):
         predictor.predict_file(tmp_path / "job.toml", tmp_path / "out.csv")
+
+
+class Arrow:
+    """A table of another library: it hands out its columns as Arrow does, and nothing else."""
+
+    def __init__(self, frame: pl.DataFrame) -> None:
+        self.frame, self.columns = frame, frame.get_columns()
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        return self.frame.__arrow_c_stream__(requested_schema)
+
+
+def few_rounds(folder: Path, data: str) -> Predictor:
+    path = folder / "job.toml"
+    training = "[training]\nrounds = 1\nbasis = 'none'\n[run]\nseed = 0\nnoise_seed = 0\n"
+    path.write_text(f"{data}\n[budget]\nepsilon = 3\n{training}")
+    run_job(prepare(from_file(path)), folder / "run")
+    return ft.load(folder / "run")
+
+
+def test_a_table_in_memory_is_answered_as_its_file_is(tmp_path: Path) -> None:
+    """A truth is the word that is declared, and a duration counts in seconds."""
+    smoker, stay = [True, False] * 20, [timedelta(seconds=i) for i in range(40)]
+    frame = pl.DataFrame({"smoker": smoker, "stay": stay, "died": ["yes", "no"] * 20})
+    frame.write_parquet(tmp_path / "stays.parquet")
+    predictor = few_rounds(
+        tmp_path,
+        f"[data]\nsource = 'parquet:{tmp_path / 'stays.parquet'}'\nlabel = 'died'\n"
+        "classes = ['no', 'yes']\n[data.columns]\nstay = [0, 50]\n"
+        "smoker = {categories = ['True', 'False']}",
+    )
+    wanted = predictor.predict_proba(tmp_path / "stays.parquet")
+    assert len(np.unique(wanted[:, 0])) > 30
+    rows = frame.to_dicts()
+    columns = {"smoker": np.array(smoker), "stay": np.array(stay, "timedelta64[ns]")}
+    for records in (frame, frame.lazy(), Arrow(frame), rows, columns):
+        assert np.array_equal(predictor.predict_proba(records), wanted)
+
+
+def test_an_array_in_memory_is_answered_as_its_file_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Bytes are divided by 255, and what is not finite is refused."""
+    numbers = np.arange(240, dtype=np.uint8).reshape(60, 4)
+    np.savez(tmp_path / "a.npz", x=numbers, y=np.arange(60) % 2)
+    predictor = few_rounds(
+        tmp_path, f"[data]\nsource = 'npz:{tmp_path / 'a.npz'}'\nclasses = [0, 1]"
+    )
+    wanted = predictor.predict_proba(tmp_path / "a.npz")
+    assert np.array_equal(predictor.predict_proba(numbers), wanted)
+    assert np.allclose(predictor.predict_proba(numbers / 255), wanted)
+    for wrong in (np.nan, np.inf):
+        with pytest.raises(DataError, match="finite"):
+            predictor.predict(np.where(numbers == 7, wrong, 0.5))
+    np.save(tmp_path / "empty.npy", numbers[:0])
+    given = str(tmp_path / "run"), str(tmp_path / "empty.npy"), "--out", str(tmp_path / "out.csv")
+    assert command("predict", *given) != 0 and not (tmp_path / "out.csv").exists()
+    assert "no records" in capsys.readouterr().err
 
 
 def test_a_table_without_declarations_can_be_predicted_too(tmp_path: Path) -> None:

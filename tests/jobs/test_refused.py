@@ -36,6 +36,11 @@ REFUSED: dict[str, tuple[str, str, str]] = {
     "no budget": (TABLE + COLUMNS, "", "budget"),
     "idle bounds": (DIGITS + "bounds = [0, 1]\n" + BUDGET, "", "bounds go with"),
     "groups of nobody": (DIGITS + BUDGET + TRAINING + 'person_as = "group"\n', "", "persons of"),
+    "a person without rows": (
+        DIGITS + BUDGET + TRAINING + 'person_as = "contribution"\n',
+        "",
+        "[data] person",
+    ),
     "a size": (DIGITS + BUDGET + '[model]\nname = "mlp"\nhidden = 0.5\n', "", "hidden must be"),
     "a deep nest": (DIGITS + "bounds = " + "[" * 5000, "", "no TOML file"),
     "a preparation": (DIGITS + 'standardise = "private"\n' + BUDGET, "", "bounds"),

@@ -142,3 +142,5 @@ def test_what_is_printed_lies_in_its_interval(
     path, _ = written(tmp_path)
     result = CliRunner().invoke(app, ["release", str(path)])
     assert "ward: A 0 (0 to 7)" in result.output
+    asked.statistics[0].name = "A"  # a statistic of one number has its name
+    assert "\nA 0 (0 to 7)" in f"\n{CliRunner().invoke(app, ['release', str(path)]).output}"

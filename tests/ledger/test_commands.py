@@ -71,6 +71,9 @@ def test_the_life_of_a_book(place: Path, plan: Path, tmp_path: Path) -> None:
     assert told("verify", exported)[0] == 0
     exported.write_text(exported.read_text("utf-8").replace("never began", "it had ended"))
     assert told("verify", exported)[0] == 1
+    exported.write_bytes(b"\xff")
+    code, text = told("verify", exported)
+    assert code == 1 and "not an export" in text, text
     code, text = told("token", place, "ann", "--role", "analyst")
     assert code == 0 and book.holder(text.strip()).name == "ann"
     assert told("token", place, "ann", "--revoke")[0] == 0
@@ -105,6 +108,13 @@ def test_the_life_of_a_book(place: Path, plan: Path, tmp_path: Path) -> None:
         (("export", "{}", "--out", "x.html"), "--data"),
         (("serve", "{}", "--host", "0.0.0.0"), "plain text"),
         (("serve", "{}", "--certificate", __file__), "--certificate-key"),
+        (("serve", "{}", "--certificate", "{}.c", "--certificate-key", "{}.k"), "books.db.c and"),
+        (("serve", "{}", "--host", "192.0.2.1", "--plain-http"), "192.0.2.1"),
+        (("show", "{}", "--token-file", __file__), "takes no token"),
+        (
+            ("end", "{}", 1, "--rounds", 0, "--reason", "x", "--token-file", "{}", "--key", "{}"),
+            "a key is for",
+        ),
     ],
 )
 def test_wrong_inputs_are_one_line(
@@ -114,6 +124,16 @@ def test_wrong_inputs_are_one_line(
     code, text = told(*(str(one).format(place) for one in arguments))
     assert code != 0 and words in text, text
     assert "Traceback" not in text
+
+
+def test_a_book_of_any_name_is_verified_and_never_replaced(place: Path) -> None:
+    book = place.rename(place.with_name("book.json"))
+    code, text = told("verify", book)
+    assert code == 0 and "verifies" in text, text
+    for name in (book, f"sqlite:///{book}"):
+        code, text = told("export", name, "--out", book, "--overwrite")
+        assert code != 0 and "what is read here" in text, text
+    assert told("verify", book)[0] == 0
 
 
 def test_a_budget_that_promises_little_is_told(tmp_path: Path) -> None:

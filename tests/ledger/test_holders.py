@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import socket
 import threading
 from pathlib import Path
@@ -16,6 +17,7 @@ pytest.importorskip("torch")
 from forethought.accounting.statement import Statement
 from forethought.exchange import storage as of_client
 from forethought.exchange.messages import SERVER, Endpoint, Finished, Model
+from forethought.federated.federation import FederationError
 from forethought.jobs import members
 from forethought.jobs.account import verified
 from forethought.jobs.holders import holders_of, simulate_job
@@ -188,24 +190,34 @@ def test_a_member_that_brings_its_own_table_asks_its_book_once(tmp_path: Path) -
     assert records() == ["digits"]
 
 
-def test_a_client_that_left_begins_again_and_is_settled_once(tmp_path: Path) -> None:
-    path, out = tmp_path / "job.toml", tmp_path / "out"
-    path.write_text(JOB + FEDERATION)
-    request, keys = from_file(path), tmp_path / "keys"
-    members.make_everybody(request, "federation", keys)
-    book = opened(tmp_path, "a")
-    server = members.Membership.load(keys / "server", "federation")
-    size = server.agreed.parameters
-    sealing = Endpoint(server.agreed.run_id, SERVER, server.keys.signing, {}, size)
-    start = np.zeros(size, dtype=np.float32)
-    frames = [sealing.seal(0, Model(k, k, start)) for k in range(8)]
-    frames.append(sealing.seal(0, Finished(8, 8, start)))
+class Client:
+    """The client "a" of a federation of eight updates, and the frames that its server sends."""
 
-    def part(first: int, end: int, leave: bool) -> Any:
+    def __init__(self, folder: Path, federation: str = FEDERATION, epsilon: float = 8.0) -> None:
+        self.folder, self.out, self.keys = folder, folder / "out", folder / "keys"
+        path = folder / "job.toml"
+        path.write_text(JOB + federation)
+        self.request = from_file(path)
+        members.make_everybody(self.request, "federation", self.keys)
+        self.book = opened(folder, "a", epsilon)
+        server = members.Membership.load(self.keys / "server", "federation")
+        size = server.agreed.parameters
+        self.agreed, self.start = server.agreed, np.zeros(size, dtype=np.float32)
+        self.sealing = Endpoint(server.agreed.run_id, SERVER, server.keys.signing, {}, size)
+        self.sent: list[Any] = []
+
+    def models(self, first: int, end: int) -> list[bytes]:
+        return [self.sealing.seal(0, Model(k, k, self.start)) for k in range(first, end)]
+
+    def finished(self, updates: int, version: int = 8) -> bytes:
+        return self.sealing.seal(0, Finished(updates, version, self.start))
+
+    def part(self, *frames: bytes, leave: bool = False) -> Any:
         def carry(make: Any, compute: Any) -> Any:
             asked: list[Any] = []
-            driver = make(lambda to, message, frame: None, asked.append)
-            for frame in frames[first:end]:
+            driver = make(lambda to, message, frame: self.sent.append(message), asked.append)
+            driver.connected()
+            for frame in frames:
                 driver.received(frame, SERVER)
                 while asked:
                     driver.handle(compute(asked.pop()))
@@ -214,21 +226,140 @@ def test_a_client_that_left_begins_again_and_is_settled_once(tmp_path: Path) -> 
             return driver
 
         return members.take_part_in_job(
-            paid_by(request, tmp_path, "a"), keys / "a", out, carry=carry
+            paid_by(self.request, self.folder, "a"), self.keys / "a", self.out, carry=carry
         )
 
+    @property
+    def held(self) -> tuple[str, int | None]:
+        """Status and released rounds of its only reservation."""
+        (held,) = self.book.reservations("digits")
+        return held.status, held.released
+
+
+def codes(took: Any) -> set[str]:
+    return {caveat.code for caveat in took.statement.caveats}
+
+
+def test_a_client_that_left_begins_again_and_is_settled_once(tmp_path: Path) -> None:
+    client = Client(tmp_path)
     for first in (0, 3):  # it leaves after three updates, and once more
-        left = part(first, 3, leave=True)
+        left = client.part(*client.models(first, 3), leave=True)
         assert (left.reason, left.over, left.updates) == ("stopped by its owner", False, 3)
         assert len(left.statement.mechanism) == 8
-        assert "stopped-early" in {caveat.code for caveat in left.statement.caveats}
-        (held,) = book.reservations("digits")
-        assert held.status != "settled"
-    done = part(3, 9, leave=False)
+        assert "stopped-early" in codes(left)
+        assert client.held[0] != "settled"
+    done = client.part(*client.models(3, 8), client.finished(8))
     assert (done.reason, done.over, done.updates) == ("finished", True, 8)
-    assert "stopped-early" not in {caveat.code for caveat in done.statement.caveats}
-    require_settled(book, out, tmp_path / "a")
-    assert not (out / KEYS).exists()
+    assert "stopped-early" not in codes(done)
+    require_settled(client.book, client.out, tmp_path / "a")
+    assert not (client.out / KEYS).exists()
+
+
+def test_who_left_and_came_back_counts_its_whole_plan(tmp_path: Path) -> None:
+    client = Client(tmp_path)
+    left = client.part(*client.models(0, 3), leave=True)
+    done = client.part(client.finished(3))
+    assert done.reason == "finished" and "stopped-early" in codes(done)
+    assert done.statement.guarantee == left.statement.guarantee
+
+
+def test_every_process_of_a_client_has_a_larger_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = Client(tmp_path)
+    monkeypatch.setattr("time.time_ns", iter((50, 40, 60)).__next__)
+    for _ in range(3):
+        client.part()
+    assert [message.life for message in client.sent] == [50, 51, 60]
+
+
+@pytest.mark.parametrize("settled", [False, True])
+def test_a_ledger_that_was_set_back_behind_its_book_releases_nothing(
+    tmp_path: Path, settled: bool
+) -> None:
+    client = Client(tmp_path)
+    client.part(*client.models(0, 2))
+    copies = [client.out, client.keys]  # all that is on its disk; the book is elsewhere
+    for place in copies:
+        shutil.copytree(place, tmp_path / "backup" / place.name)
+    client.part(*client.models(2, 6), *([client.finished(6)] if settled else []))
+    for place in copies:
+        shutil.rmtree(place)
+        shutil.copytree(tmp_path / "backup" / place.name, place)
+    client.start = client.start + 0.5
+    with pytest.raises(BookError, match="set back"):
+        client.part(*client.models(2, 8))
+    assert client.held == (("settled", 6) if settled else ("active", None))
+
+
+def test_a_kill_between_the_mark_and_the_ledger_costs_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = Client(tmp_path)
+    append, marks = of_client.RecordLog.append, client.book.entries
+
+    def killed(self: Any, *record: Any) -> None:
+        if max((entry.values.get("begun", 0) for entry in marks()), default=0) >= 2:
+            raise KeyboardInterrupt
+        append(self, *record)
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(of_client.RecordLog, "append", killed)
+        patched.setattr("forethought.ledger.paid_run.PACE", 0.0)  # every round is marked
+        client.part(*client.models(0, 8))
+    done = client.part(*client.models(2, 8), client.finished(8))
+    assert done.updates == 8 and client.held == ("settled", 8)
+
+
+def test_a_model_that_cannot_be_written_costs_nothing_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = Client(tmp_path, epsilon=4.0)
+
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched, pytest.raises(OSError, match="No space"):
+        patched.setattr("safetensors.torch.save_file", full)
+        client.part(*client.models(0, 8), client.finished(8))
+    paused = client.part()
+    assert not paused.over and client.held == ("settled", 8)
+    done = client.part(client.finished(8))
+    assert done.over and client.held == ("settled", 8) and not (client.out / KEYS).exists()
+    with pytest.raises(FederationError, match="has ended"):
+        client.part()
+    assert client.held == ("settled", 8)
+
+
+PHASES = """
+[federation]
+rounds = 8
+phases = [1.5, 1.5]
+[[federation.client]]
+name = "a"
+{}
+[[federation.client]]
+name = "b"
+"""
+
+
+def test_a_client_pays_for_its_own_phases(tmp_path: Path) -> None:
+    client = Client(tmp_path, PHASES.format("phases = [2]"), epsilon=2.5)
+    models = [client.sealing.seal(0, Model(k - 4, k, client.start)) for k in range(4, 8)]
+    client.part(*models[:2])
+    done = client.part(*models[2:], client.finished(4))
+    (held,) = client.book.reservations("digits")
+    assert held.charge.mechanism == client.agreed.planned(0) == done.statement.mechanism
+    assert done.updates == 4
+    require_settled(client.book, client.out, tmp_path / "a")
+
+
+def test_rounds_that_a_client_missed_do_not_make_later_ones_cheaper(tmp_path: Path) -> None:
+    """Those of its second phase cost what they cost, not what as many of the first one do."""
+    client = Client(tmp_path, PHASES.format("").replace("1.5, 1.5", "1.5, 2.5"))
+    later = [client.sealing.seal(0, Model(k - 4, k, client.start)) for k in range(4, 6)]
+    done = client.part(*later, client.finished(2))
+    assert done.updates == 2 and client.held == ("settled", 6)
 
 
 def test_a_client_beyond_its_budget_releases_nothing(tmp_path: Path) -> None:

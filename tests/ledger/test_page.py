@@ -60,6 +60,11 @@ def test_an_auditor_sees_whose_records_are_known(book: Store) -> None:
     assert "None: no run said" in account_page(book, "others")
 
 
+def test_a_link_leads_to_an_account_of_any_name(book: Store) -> None:
+    book.open_account(Account("a b/c?d#e%f", Budget(1.0, 1e-6)))
+    assert 'href="/accounts/a%20b%2Fc%3Fd%23e%25f"' in index_page(book)
+
+
 def test_an_auditor_sees_what_is_not_certain(book: Store, tmp_path: Path) -> None:
     """Rounds above what a run settled with, and charges that do not say whom they protect."""
     held = book.reserve("patients", charge(1000.0))
@@ -86,7 +91,7 @@ def test_the_history_ends_at_the_total_and_is_that_of_each_moment(book: Store) -
     # What was given back whole is as if it had never been.
     assert found.points[3].epsilon == found.points[1].epsilon < found.points[2].epsilon
     for point in found.points:
-        then = history(book.entries(), "patients", point.hash)
+        then = history(book.entries(), "patients", book.entries()[point.number - 1].hash)
         assert then.points[-1] == point
     more = found.more(charge(20.0))
     for _ in range(more):

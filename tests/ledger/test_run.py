@@ -266,6 +266,50 @@ def test_a_run_whose_reservation_was_ended_does_not_go_on(tmp_path: Path) -> Non
         train(model(), records(), planned(), ledger=ledger, out=out, resume=True)
 
 
+def test_a_settled_run_that_is_paused_before_its_statement_is_paid_once(tmp_path: Path) -> None:
+    ledger, book = opened(tmp_path)
+    mechanism = planned().mechanism
+    killed = ledger.paid(mechanism, folder=tmp_path)
+    killed.settle()
+    killed.book.close()
+    with ledger.paid(mechanism, folder=tmp_path, resume=True):
+        pass  # Ctrl-C
+    with ledger.paid(mechanism, folder=tmp_path, resume=True) as paid:
+        paid.settle()
+    assert len(book.reservations("patients")) == 1 and not (tmp_path / RESERVATION).exists()
+
+
+def test_a_lost_answer_leaves_the_name_of_its_reservation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger, book = shared(tmp_path)
+    mechanism, reserve = planned().mechanism, Store.reserve
+    for name in ("patients", "clinic"):
+
+        def lost(self: Store, data: str, *args: Any, name: str = name, **more: Any) -> Any:
+            made = reserve(self, data, *args, **more)
+            if data == name:
+                raise BookError("no answer")
+            return made
+
+        with monkeypatch.context() as patched, pytest.raises(BookError, match="no answer"):
+            patched.setattr(Store, "reserve", lost)
+            ledger.paid(mechanism, folder=tmp_path, resume=True)
+    with ledger.paid(mechanism, folder=tmp_path, resume=True) as paid:
+        paid.settle()
+    for name in ("patients", "clinic"):
+        assert [held.status for held in book.reservations(name)] == ["settled"]
+
+
+def test_what_a_book_never_takes_leaves_no_name(tmp_path: Path) -> None:
+    ledger, _ = opened(tmp_path)
+    for wrong in (replace(ledger, data="patient"), replace(ledger, also=("clinics",))):
+        with pytest.raises(BookError, match="no account"):
+            wrong.paid(planned().mechanism, folder=tmp_path, resume=True)
+        assert not (tmp_path / RESERVATION).exists()
+    ledger.paid(planned().mechanism, folder=tmp_path, resume=True)
+
+
 def test_a_reservation_that_nothing_was_released_of_is_used_by_the_next_try(tmp_path: Path) -> None:
     ledger, book = opened(tmp_path)
     mechanism = planned().mechanism
@@ -927,10 +971,11 @@ def test_a_run_of_a_part_reads_nobody_else(tmp_path: Path, people: bool) -> None
     for part, others in (("site=A", count - 20), ("site=B", 20), ("site=C", count)):
         with pytest.raises(BookError, match=f"{others} of the {count} {kind}s"):
             ask(replace(ledger, partition=part))
-    assert book.partitions("patients")[""] == 0  # nothing was registered
+    assert "records" not in {entry.kind for entry in book.entries()}
     book.add_persons("patients", "all=1", listed)
     ask(replace(ledger, partition="all=1"))
-    assert book.partitions("patients")[""] == count and not book.verify()
+    added = [entry.values["new"] for entry in book.entries() if entry.kind == "records"]
+    assert added == [count] and not book.verify()
     book.close()
 
 

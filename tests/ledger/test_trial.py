@@ -46,15 +46,16 @@ checkpoint_every = 100
 url = "{url}"
 data = "digits"
 purpose = "{purpose}"
-token_file = "{token}"
+{token}
 """
 
 
 def job(folder: Path, url: str, name: str, epsilon: float, rounds: int, token: str) -> Path:
     file, path = folder / f"{name}.token", folder / f"{name}.toml"
     file.write_text(token)
+    named = f'token_file = "{file}"' if url.startswith("http") else ""
     path.write_text(
-        JOB.format(epsilon=epsilon, rounds=rounds, url=url, purpose=f"work of {name}", token=file)
+        JOB.format(epsilon=epsilon, rounds=rounds, url=url, purpose=f"work of {name}", token=named)
     )
     return path
 

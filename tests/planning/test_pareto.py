@@ -46,6 +46,10 @@ def test_limits_hold_and_weights_choose() -> None:
     assert private.epsilon == min(c.epsilon for c in front.candidates)
     cheap = front.best({"gradients": 1})
     assert cheap.gradients == min(c.gradients for c in front.candidates)
+    with pytest.raises(TypeError, match="weights must be"):
+        front.best(["gradients"])  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="limits must be"):
+        pareto(examples=2000, delta=1e-5, limits=["epsilon"], **GRID)  # type: ignore[arg-type]
 
 
 def test_a_utility_graph_replaces_the_noise_objective() -> None:

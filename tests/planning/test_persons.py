@@ -64,6 +64,14 @@ def test_the_way_with_less_noise_for_its_signal_is_taken():
     assert set(chosen) == {"contribution", "group"}  # both can be the better one
 
 
+def test_a_budget_that_groups_of_rows_cannot_keep_is_kept_by_one_contribution_a_person():
+    preparation = ft.Preparation(bounds=(0, 1), features=5, noise_multiplier=30.0)
+    known = {"examples": 5000, "persons": 1000, "records_per_person": 10, "batch": 500}
+    plan = ft.plan(**known, rounds=20, budget=ft.Budget(0.5, 1e-5), preparation=preparation)
+    assert plan.contribution == Persons(10)
+    assert "are refused" in dict(plan.reasons)["persons"]
+
+
 def test_a_person_as_one_contribution_costs_what_a_record_costs():
     plan = ft.plan(
         examples=4000,

@@ -47,6 +47,9 @@ def test_what_cannot_be_searched_is_explained() -> None:
         plan_tuning(**GIVEN, trials=trials, candidates=[{"batch": 3}])
     with pytest.raises(PlanError, match="candidates is empty"):
         plan_tuning(**GIVEN, trials=trials, candidates=[])
+    for wrong in (["learning_rate"], {"learning_rate": [1, 2]}, 3):
+        with pytest.raises(TypeError, match="several mappings"):
+            plan_tuning(**GIVEN, trials=trials, candidates=wrong)  # type: ignore[arg-type]
     with pytest.raises(PlanError, match="drop it"):
         plan_tuning(**GIVEN, trials=trials, candidates=[{}], noise_multiplier=1.0)
     with pytest.raises(TypeError, match="PoissonTrials"):

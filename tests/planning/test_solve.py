@@ -228,6 +228,17 @@ def test_data_and_model_say_their_own_numbers_and_caveats() -> None:
             ft.plan(budget=BUDGET, **wrong)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(("sampling", "rounds"), [("shuffled", 4), ("random-allocation", 3)])
+def test_epochs_that_deal_every_record_are_whole(sampling: str, rounds: int) -> None:
+    """Batches of 300 of 1,000: three of a shuffled epoch are followed by a short one."""
+    known = {"examples": 1000, "batch": 300, "noise_multiplier": 4.0, "sampling": sampling}
+    plan = ft.plan(**known, epochs=5)  # type: ignore[arg-type]
+    assert plan.rounds == 5 * rounds and plan.epochs == 5
+    begun = ft.plan(**known, rounds=5 * rounds + 1)  # type: ignore[arg-type]
+    assert begun.epochs == pytest.approx(5 + plan.batch / 1000)
+    assert ft.plan(**known, epochs=0.2).rounds == 1  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("given", [{"noise_multiplier": 0.05}, {"budget": ft.Budget(500, 1e-6)}])
 def test_a_plan_by_a_wide_interval_says_so(given) -> None:
     run = {"examples": 1000, "batch": 100, "epochs": 2, "sampling": "random-allocation"}

@@ -355,6 +355,34 @@ def test_what_people_see_stays_as_it_was(name: str) -> None:
     assert shown(name).rstrip("\n") == sections()[name].rstrip("\n")
 
 
+def written(show: Callable[[Console], object], width: int) -> str:
+    """What is printed on a terminal of so many columns."""
+    file = io.StringIO()
+    show(Console(file=file, width=width, force_terminal=True, color_system=None))
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("name", ["alternatives", "front"])
+def test_on_a_narrow_terminal_nothing_is_cut(name: str) -> None:
+    assert "…" not in written(SHOWN[name], 50)
+
+
+def test_brackets_in_the_words_of_an_audit_stay() -> None:
+    odd = replace(FINDINGS[1], name="layer[bold]", measured="[/red]", reason="[red]It is.[/red]")
+    text = written(lambda c: audit.show_audit(c, Audit((odd,), 1e-4, notes=("in a[/b]",))), 120)
+    assert "layer[bold]" in text and "│ [/red]" in text
+    assert "[red]It is.[/red]" in text and "In a[/b]." in text
+
+
+def test_a_long_path_is_printed_whole() -> None:
+    folder = Path("/runs") / ("a" * 70)
+    unfinished = UnfinishedRun(folder, PLAN, 12, 1.2, None)
+    assert str(folder) in written(lambda c: terminal.show_unfinished(c, unfinished), 40)
+    stated = ft.account(PLAN)
+    shown = written(lambda c: terminal.show_result(c, stated, None, None, folder), 40)
+    assert str(folder) in shown
+
+
 @pytest.mark.slow
 def test_figures_of_simulations_are_drawn(tmp_path: Path) -> None:
     timeline = {"timeline": [(0, 0.0, 2.0), (4, 1.0, 13.0), (21, 0.0, 1.0)]}

@@ -13,6 +13,8 @@ from torch.utils.data import (
     DataLoader,
     Dataset,
     DistributedSampler,
+    RandomSampler,
+    SequentialSampler,
     Subset,
     SubsetRandomSampler,
     WeightedRandomSampler,
@@ -95,6 +97,26 @@ def test_digests_know_content_and_key() -> None:
 def test_records_that_change_are_refused_where_it_matters() -> None:
     with pytest.raises(ValueError, match="two different values"):
         as_records(Words(noisy=True), torch.float32).digest(b"k" * 32)
+
+
+class Flipped(Dataset[Any]):
+    """Every record is mirrored or not, by a coin that is tossed whenever it is read."""
+
+    def __init__(self, seed: int) -> None:
+        self.coin = np.random.default_rng(seed)
+
+    def __len__(self) -> int:
+        return 60
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        return torch.tensor([index + 1.0]) * (1 - 2 * int(self.coin.integers(2))), 0
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_coin_flip_in_every_record_is_found(seed: int) -> None:
+    """One record, read twice, is the same every other time."""
+    with pytest.raises(ValueError, match="two different values"):
+        as_records(Flipped(seed), torch.float32).digest(b"k" * 32)
 
 
 class Refilled(Dataset[Any]):
@@ -234,6 +256,12 @@ def test_a_collate_of_ones_own_gets_one_record_at_a_time() -> None:
         {"batch_sampler": BatchSampler(SubsetRandomSampler([0, 2]), 2, False)},
         {"sampler": SubsetRandomSampler([0, 2]), "batch_size": None},
         {"sampler": WeightedRandomSampler([1.0, 2.0, 1.0, 2.0], 4)},
+        {"sampler": SequentialSampler(range(2))},
+        {"sampler": RandomSampler(range(2), num_samples=4)},
+        {"sampler": RandomSampler(range(4), num_samples=2)},
+        {"sampler": RandomSampler(range(4), replacement=True)},
+        {"sampler": DistributedSampler(range(2), 1, 0)},  # type: ignore[arg-type]
+        {"batch_sampler": BatchSampler(SequentialSampler(range(2)), 2, False)},
     ],
 )
 def test_a_sampler_of_ones_own_is_refused_as_none_would_be_used(how: Any) -> None:
@@ -246,6 +274,14 @@ def test_a_sampler_of_ones_own_is_refused_as_none_would_be_used(how: Any) -> Non
         assert len(as_records(DataLoader(data, **usual), torch.float32)) == 4
     part = Subset(data, [0, 2])  # type: ignore[arg-type]
     assert len(as_records(DataLoader(part), torch.float32)) == 2
+
+
+def test_a_loader_without_batches_gives_its_records() -> None:
+    data = [(torch.ones(2) * i, i) for i in range(4)]
+    inputs, targets = as_records(DataLoader(data, batch_size=None), torch.float32).take(
+        np.array([1, 3])
+    )
+    assert inputs.tolist() == [[1, 1], [3, 3]] and targets.tolist() == [1, 3]
 
 
 @pytest.mark.parametrize("own", [False, True])

@@ -347,6 +347,11 @@ def test_a_missing_entry_is_refused_or_adds_nothing() -> None:
         (Histogram, {"column": "x", "range": (0, 1), "bins": 0}, "bins must be at least 1"),
         (Quantiles, {"column": "x", "range": (0, 1), "at": 1.5}, "at must be"),
         (Quantiles, {"column": "x", "range": (0, 1), "at": []}, "name the shares"),
+        (Quantiles, {"column": "x", "range": (0, 1), "at": [0.5, 0.5]}, "each once"),
+        (Histogram, {"column": "x", "range": (0, 1), "other": True}, "goes with categories"),
+        (Histogram, {"column": "x", "categories": ("A",), "bins": 3}, "bins= goes"),
+        (Mean, {"column": "x", "range": np.array([0, 1, 2])}, "declare it as"),
+        (Count, {"where": {"x": 1}}, "its word"),
         (Survival, {}, "until: declare the last time"),
         (Accuracy, {"where": MEN}, "over all records"),
         (Count, {"where": {"x": 3}}, "a word, several words"),
@@ -367,6 +372,25 @@ def test_a_wrong_declaration_is_refused_in_words(
 ) -> None:
     with pytest.raises(ValueError, match=says):
         kind(**values)
+
+
+@pytest.mark.parametrize("at", [None, True, "median"])
+def test_shares_of_quantiles_are_numbers(at: Any) -> None:
+    with pytest.raises(TypeError, match="at must be"):
+        Quantiles(column="x", range=(0, 1), at=at)
+
+
+def test_numbers_of_any_kind_are_declared_as_numbers() -> None:
+    one = Quantiles(column="x", range=np.array([0, 1]), at=np.float32(0.5))
+    assert one == Quantiles(column="x", range=(0, 1), at=0.5)
+    near = Quantiles(column="x", range=(0, 1), at=[0, 0.9999999, 0.99999999, 1])
+    names = [found.name for found in near.estimates(np.zeros(near.size), 1.0, 10)]
+    assert names == ["0", "0.9999999", "0.99999999", "1"]
+
+
+def test_no_more_records_are_counted_than_there_are() -> None:
+    (found,) = Count(where=MEN).estimates(np.array([9.0]), 1e6, 500)
+    assert (found.low, found.high, found.sampled_high) == (0, 500, 500)
 
 
 def test_every_adjacency_has_a_reach() -> None:

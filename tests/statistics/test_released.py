@@ -31,6 +31,7 @@ from forethought.statistics import (
     request,
 )
 from forethought.statistics import released as module
+from forethought.statistics.table import rows
 from forethought.values.mechanism import FullBatch, Mechanism, Rounds
 from survival import kaplan_meier, weibull
 
@@ -194,6 +195,44 @@ def test_an_auc_is_within_two_hundredths_at_epsilon_one() -> None:
     assert sum(one.low <= exact <= one.high for one in found) >= 34
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("shift", [0.5, 2.0])
+def test_an_area_of_few_records_is_within_its_interval_as_often_as_said(shift: float) -> None:
+    """200 records, a third of them positive, whose scores lie at the quantiles of their law."""
+    ranks = np.arange(200)
+    label = (ranks % 3 == 0).astype(int)
+    kinds = [(ranks[label == one].argsort() + 0.5) / (label == one).sum() for one in (0, 1)]
+    score = np.empty(200)
+    for one, part in enumerate(kinds):
+        score[label == one] = stats.norm.cdf(stats.norm.ppf(part) + shift * one - shift / 2)
+    pairs = score[label == 1][:, None] > score[label == 0]
+    asked = request([AUC(bins=32)], examples=200, budget=3.0, delta=1e-6)
+    found = [
+        asked.release({"score": score, "label": label}, seed=s).results[0][0] for s in range(60)
+    ]
+    assert not any("not stated" in one.name for one in found)
+    # Of 95 %: fewer than 52 of 60 with chance below 1 in 100.
+    assert sum(one.low <= pairs.mean() <= one.high for one in found) >= 52
+    assert all(one.sampled_low <= one.low and one.high <= one.sampled_high for one in found)
+
+
+def test_an_area_of_a_class_that_noise_hides_is_not_stated() -> None:
+    asked = request([AUC(bins=8)], examples=500, budget=1.0, delta=1e-6)
+    held = {"score": np.linspace(0, 1, 500), "label": np.zeros(500)}
+    (found,) = asked.release(held, seed=1).results[0]
+    assert found.name.endswith("(not stated)")
+    assert (found.low, found.high, found.sampled_low, found.sampled_high) == (0, 1, 0, 1)
+
+
+def test_a_sample_without_events_is_no_certainty_for_the_population() -> None:
+    """Without noise: of none in 100, a tenth of which is left out, three could be."""
+    asked = Survival(until=4, steps=4)
+    held = {"time": np.full(100, 9.0), "event": np.zeros(100)}
+    found = asked.estimates(asked.tally(rows(held, {"time", "event"})), 0.0, 100)
+    assert all(one.value == one.low == 1 for one in found)
+    assert all(0.95 < one.sampled_low < 0.98 for one in found)
+
+
 def test_a_statement_says_all_and_holds(tmp_path: Path) -> None:
     made = planned().release(HELD, out=tmp_path / "out")
     statement = made.statement
@@ -258,13 +297,19 @@ def test_a_seeded_release_repeats_and_promises_nothing() -> None:
         ({"statistics": ()}, "at least one statistic"),
         ({"statistics": (Count(), Count())}, "are called 'count'"),
         ({"statistics": Count()}, "are a list"),
+        ({"delta": None, "budget": 1.0}, "beside ε"),
+        ({"statistics": (Count(weight=5, noise_multiplier=2),), "budget": None}, "shares a budget"),
+        ({"schema": "x"}, "schema must be"),
         ({"statistics": (Count(noise_multiplier=1.0), Accuracy())}, "says its own"),
     ],
 )
 def test_a_wrong_request_is_refused_in_words(options: dict[str, Any], says: str) -> None:
     asked = options.pop("statistics", ASKED)
+    given = {"examples": N, "budget": BUDGET, **options}
+    if given["budget"] is None:
+        given.setdefault("delta", 1e-6)
     with pytest.raises((ValueError, TypeError), match=says):
-        request(asked, **{"examples": N, "budget": BUDGET, **options})
+        request(asked, **given)
 
 
 @pytest.mark.parametrize(

@@ -64,6 +64,8 @@ def test_held_out_records_are_looked_at_too() -> None:
         ft.train(nn.Linear(3, 2), (X, Y), PLAN, test=(X[:5, :2], Y[:5]))
     with pytest.raises(ValueError, match="labels in test"):
         ft.train(nn.Linear(3, 2), (X, Y), PLAN, test=(X[:2] + 1, np.array([0, 9])))
+    with pytest.raises(ValueError, match="targets in test"):
+        ft.train(nn.Linear(3, 2), (X, Y), PLAN, test=(X[:5] + 1, Y[:5].astype(np.float32)))
 
 
 def test_labels_of_records_that_are_read_one_by_one_are_looked_at_when_they_are() -> None:
@@ -71,6 +73,23 @@ def test_labels_of_records_that_are_read_one_by_one_are_looked_at_when_they_are(
     with pytest.raises(ValueError, match="labels in data"):
         ft.train(nn.Linear(3, 2), listed, PLAN, seed=1)
     ft.train(nn.Linear(3, 3), listed, PLAN, seed=1)
+
+
+class Whitened(nn.Linear):
+    """Divides each row by its spread, of which a row of zeros has none."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x / x.std(1, keepdim=True))
+
+
+def test_weights_and_outputs_that_are_not_finite_are_not_passed_over_in_silence() -> None:
+    model = nn.Linear(3, 2)
+    nn.init.constant_(model.weight, float("inf"))
+    with pytest.raises(ValueError, match="weight is not"):
+        ft.train(model, (X, Y), PLAN)
+    with pytest.warns(NonFiniteRecordsWarning, match="outputs on"):
+        run = ft.train(Whitened(3, 2), (X, Y), PLAN)
+    assert run.history[-1].non_finite == 0
 
 
 @pytest.mark.parametrize("piece", [1, 9, 1 << 20])  # numbers that are added at a time

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from scipy.special import ndtr
 from torch import nn
 
 from drawn import randn
@@ -15,7 +16,9 @@ from forethought.rounds.records import TensorRecords
 from forethought.training.metrics import (
     PRIVATE,
     PUBLIC,
+    Decisions,
     Event,
+    Figure,
     Metrics,
     Results,
     as_csv,
@@ -93,6 +96,34 @@ def test_intervals_of_a_regression_are_those_of_resampled_records() -> None:
         figure = found[name]
         assert figure.low is not None and figure.high is not None
         assert (figure.high - figure.low) / 2 / 1.96 == pytest.approx(np.std(values), rel=0.18)
+
+
+def test_a_sample_without_a_mistake_is_no_certainty() -> None:
+    truth = np.repeat([0, 1], [12, 8])
+    outputs = np.outer(np.linspace(2, 3, 20) * (2 * truth - 1), [-1.0, 1.0])
+    names = ("AUC", "F1", "balanced accuracy", "precision", "average precision")
+    rule = Decisions(costs=(1.0, 20.0))
+    found = measured(outputs, truth, (0, 1), names, rule).figures
+    for name in names:
+        assert found[name].value == found[name].high == 1
+        assert found[name].low is not None and 0.5 < found[name].low < 0.85
+    # Clopper and Pearson's upper end for none of 20, for both classes.
+    most = 1 - 0.025 ** (1 / 20)
+    assert found["mean cost"] == Figure(0.0, 0.0, pytest.approx(most * math.hypot(1, 20)))
+    labels = np.stack([truth, truth], 1)
+    several = measured(4.0 * labels - 2, labels, ("a", "b"), (*names, "accuracy")).figures
+    assert all(one.low is not None and one.low < one.high == 1 for one in several.values())
+
+
+def test_an_area_near_one_lies_in_its_interval_as_often_as_said() -> None:
+    draw, truth, inside = np.random.default_rng(2), np.repeat([0, 1], [12, 8]), 0
+    for _ in range(300):
+        score = draw.normal(size=20) + 3 * truth
+        one = measured(np.stack([0 * score, score], 1), truth, (0, 1), ("AUC",)).figures["AUC"]
+        assert one.low is not None and one.high is not None
+        inside += one.low <= ndtr(3 / math.sqrt(2)) <= one.high
+    # 95 % or more; below 91 % once in a thousand runs if it is 95 %.
+    assert inside >= 0.91 * 300
 
 
 def test_a_median_error_lies_in_its_interval_as_often_as_said() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import warnings
 from array import array
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +21,8 @@ import forethought as ft
 from drawn import randn, reseed, stream
 from forethought.accounting.verification import verify
 from forethought.errors import DeferredError, RoundError
+from forethought.ledger.book import Account
+from forethought.ledger.store import create
 from forethought.rounds.randomness import Batches
 
 EXAMPLES = 120
@@ -419,6 +422,7 @@ LOSSES: dict[str, tuple[Callable[[Any, Any, Any, Any], Any], str]] = {
     "in a loop": (lambda m, x, y, o: sum(m(x)), "added up in"),
     "without a gradient": (lambda m, x, y, o: criterion(torch.no_grad()(m)(x), y), "no_grad"),
     "all without": (lambda m, x, y, o: torch.no_grad()(criterion)(m(x), y), "no_grad"),
+    "the hardest": (lambda m, x, y, o: criterion(m(x), y).topk(3)[0], "one example by"),
 }
 
 
@@ -480,7 +484,21 @@ def weighted(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return weight * criterion(outputs, targets)
 
 
+def judged(trained: bool) -> Callable[..., Any]:
+    """Weighted by another network, which may keep its gradients on where it is called without."""
+    reseed(5)
+    judge = nn.Linear(2, 1).requires_grad_(trained)
+
+    def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            weight = judge(outputs).sigmoid()[..., 0]
+        return weight * criterion(outputs, targets)
+
+    return loss
+
+
 ALIKE: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
+    "a network under no_grad": (judged(True), judged(False)),
     "no_grad": (weighted, lambda z, y: z.softmax(-1)[..., 0].detach() * criterion(z, y)),
     "a custom function": (
         lambda z, y: criterion(Turned.apply(z), y),
@@ -780,6 +798,82 @@ def test_there_are_as_many_rounds_as_planned_and_then_a_statement() -> None:
         optimizer.finish()
     with pytest.raises(RoundError, match="finished"):
         iter(loader)
+
+
+def halve_a_weight(model: Any) -> None:
+    with torch.no_grad():
+        model[0].weight /= 2
+
+
+def look_again(model: Any) -> None:
+    model(data()[0])
+
+
+@pytest.mark.parametrize("after", [None, halve_a_weight, look_again])
+def test_what_changes_after_the_last_round_is_said_or_refused(
+    after: Callable[[Any], None] | None,
+) -> None:
+    """Other weights may follow from released ones; statistics of records do not."""
+    model = nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4, momentum=0.5), nn.Linear(4, 2))
+    mechanism = ft.Mechanism(ft.Rounds(1.0, 2, ft.Poisson(0.25), "group"))
+    grouped = ft.Plan(mechanism, EXAMPLES, 1e-5, groups=4)
+    loader, optimizer = ft.private(model, None, data(), grouped)
+    for inputs, targets in loader:
+        criterion(model(inputs), targets).backward()
+        optimizer.step()
+    if after is not None:
+        after(model)
+    if after is look_again:
+        with pytest.raises(RoundError, match="running_mean"):
+            optimizer.finish()
+        model[1].reset_running_stats()
+    run = optimizer.finish()
+    assert ("after the last round" in run.statement.to_markdown()) == (after is halve_a_weight)
+    verify(run.statement, run.plan)
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_run_that_could_not_be_written_is_finished_elsewhere(
+    late: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    (tmp_path / "file").touch()
+    url = f"sqlite:///{tmp_path / 'books.db'}"
+    book = create(url, actor="owner")
+    book.open_account(Account("records", ft.Budget(50.0, 1e-4)))
+    model = network()
+    averaged = plan(3, averaging=ft.Averaging("tail"))
+    ledger = ft.Ledger(url, "records")
+    loader, optimizer = ft.private(model, None, data(), averaged, ledger=ledger)
+    for inputs, targets in loader:
+        criterion(model(inputs), targets).backward()
+        optimizer.step()
+    with monkeypatch.context() as patched:
+        if late:
+            patched.setattr("forethought.training.folder.RunFolder.save_results", full)
+        with pytest.raises(OSError, match="No space" if late else "first"):
+            optimizer.finish(tmp_path / ("first" if late else "file/first"))
+    with pytest.raises(RoundError, match="no further rounds"):
+        next(iter(loader))
+    run = optimizer.finish(tmp_path / "second")
+    (held,) = book.reservations("records")
+    assert (held.status, held.released) == ("settled", 3)
+    assert "after the last round" not in run.statement.to_markdown()
+    verify(ft.Statement.load(tmp_path / "second" / "statement.json"), averaged)
+    with pytest.raises(RoundError, match="finished"):
+        optimizer.finish(tmp_path / "third")
+
+
+@pytest.mark.parametrize(("by", "named"), [(4, True), (1, False), (2.0, False)])
+def test_a_loss_that_is_divided_by_a_number_of_pieces_is_named(by: Any, named: bool) -> None:
+    model, loader, _ = opened()
+    inputs, targets = next(iter(loader))
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        (criterion(model(inputs), targets) / by).backward()
+    assert ["divided by 4" in str(one.message) for one in told] == [True] * named
 
 
 @pytest.mark.parametrize("where", ["before the release", "after it"])

@@ -84,6 +84,12 @@ def test_it_stops_when_the_budget_is_used_up(plan: Plan) -> None:
     assert run.history[-1].epoch == pytest.approx(plan.epochs)
 
 
+def test_a_phase_has_rows_where_they_are_asked_for(plan: Plan) -> None:
+    run = go(plan, 0.01, log_every=2)
+    count = run.phases[0].rounds.count
+    assert [row.round for row in run.history] == sorted({*range(2, count, 2), count})
+
+
 def test_stopping_early_does_not_shrink_the_claim(plan: Plan) -> None:
     """Planted fault: accounting only what was run, as if it had been fixed, claims less."""
     run = go(plan, 0.01)

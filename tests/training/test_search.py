@@ -224,6 +224,13 @@ def test_no_trial_at_all_gives_the_untrained_model_and_the_same_statement() -> N
     assert verify(found.statement).epsilon == found.statement.epsilon
 
 
+def test_the_best_trial_has_rows_where_they_are_asked_for() -> None:
+    found = search(trials=PoissonTrials(3), log_every=8)
+    assert [row.round for row in found.run.history] == [8, 16, 20]
+    assert {row.epsilon for row in found.run.history} == {found.statement.epsilon.upper}
+    assert [row.accuracy is None for row in found.run.history] == [True, True, False]
+
+
 def test_trials_differ_in_their_randomness() -> None:
     """Planted fault: one seed for all trials would make them copies, and the search worthless."""
     scores: list[float] = []
@@ -276,6 +283,18 @@ def test_bad_arguments_are_refused_before_any_trial() -> None:
         tune(model, both, PLANS, trials=TRIALS, holdout=both)
     with pytest.raises(ValueError, match="no labels"):
         search(holdout=(data(1)[0], data(1)[0][:, :2]))
+    with pytest.raises(ValueError, match="targets in holdout"):
+        search(holdout=(data(1)[0], data(1)[1].astype(np.float32)))
+    for make in (model(), None):
+        with pytest.raises(TypeError, match="make_model must"):
+            tune(make, data(), PLANS, trials=TRIALS, holdout=data(1))  # type: ignore[arg-type]
+    rounds: list[int] = []
+    for score in ("accuracy", lambda _model: None):
+        with pytest.raises(TypeError, match="score must"):
+            search(
+                holdout=None, score=score, scoring="public", progress=lambda *_: rounds.append(1)
+            )
+    assert not rounds
     same = model()
     shared = nn.Linear(6, 6)
 

@@ -237,6 +237,22 @@ def test_a_single_process_takes_shards(by_itself: None) -> None:
     assert not torch.equal(before, whole_state(model)["0.weight"])
 
 
+class Gone(nn.Tanh):
+    """Fails as a collective does whose other process has ended."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("[gloo/transport/tcp/pair.cc:547] Connection closed by peer [::1]:2")
+
+
+def test_a_process_that_is_gone_is_not_taken_for_a_fault_of_the_model(by_itself: None) -> None:
+    model = network()
+    model[1] = Gone()
+    fully_shard(model)
+    take_shards(model)
+    with pytest.raises(RuntimeError, match="Connection closed"):
+        clipped_sum(model, cross_entropy, *data(), 0.1)
+
+
 @pytest.mark.parametrize("own", [False, True])
 def test_a_loop_of_a_single_process_takes_shards(by_itself: None, own: bool) -> None:
     """The same bits as forethought.train, though each round leaves the outermost module whole."""

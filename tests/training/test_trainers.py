@@ -191,6 +191,27 @@ def test_what_would_undo_or_replace_the_trained_weights_is_refused(tmp_path: Pat
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("best", ["first", "last"])
+def test_the_best_weights_of_a_trainer_are_stated_as_the_loops_choice(
+    tmp_path: Path, best: str
+) -> None:
+    def order(_: Any) -> dict[str, float]:
+        seen.append(1)
+        return {"order": -len(seen) if best == "first" else len(seen)}
+
+    seen: list[int] = []
+    model, data = gpt2(), TextRecords(text())
+    often = {"eval_steps": 1, "save_steps": 1, "metric_for_best_model": "order"}
+    ways = {"eval_strategy": "steps", "save_strategy": "steps", "load_best_model_at_end": True}
+    trainer = trainer_of(model, data, tmp_path, greater_is_better=True, **often, **ways)
+    trainer.compute_metrics = order
+    training = ft.private_trainer(trainer, planned(model, 1), **SEEDS)
+    trainer.train()
+    text_of = training.finish().statement.to_markdown()
+    assert ("after the last round" in text_of) == (best == "first")
+
+
+@pytest.mark.slow
 def test_a_trainer_that_would_go_on_from_a_checkpoint_is_refused(tmp_path: Path) -> None:
     model = gpt2()
     trainer = trainer_of(model, TextRecords(text()), tmp_path)
@@ -222,6 +243,24 @@ def test_accelerate_changes_no_weight() -> None:
         optimizer.finish()
         found.append(weights(model))
     assert torch.equal(found[0], found[1]) and not torch.equal(found[0], weights(network()))
+
+
+@pytest.mark.slow
+def test_a_loss_that_accelerate_divides_is_named() -> None:
+    with_torchvision()
+    from accelerate import Accelerator
+    from accelerate.state import GradientState
+
+    model = network()
+    sgd = torch.optim.SGD(model.parameters(), 0.5)
+    loader, _ = ft.private(model, sgd, table(), planned(model), **SEEDS)
+    inputs, targets = next(iter(loader))
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=4)
+    try:
+        with accelerator.accumulate(model), pytest.warns(UserWarning, match="divided by 4"):
+            accelerator.backward(F.cross_entropy(model(inputs), targets))
+    finally:
+        GradientState._reset_state()
 
 
 # Lightning.

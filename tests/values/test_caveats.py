@@ -59,8 +59,9 @@ def test_what_is_no_caveat_is_refused() -> None:
         Caveat("search", "more")
     with pytest.raises(ValueError, match="needs a detail"):
         Caveat("stated")
-    with pytest.raises(TypeError, match="not one string"):
-        caveats("means of the columns")
+    for one in ("means of the columns", 3):
+        with pytest.raises(TypeError, match="several caveats"):
+            caveats(one)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="or a sentence"):
         caveats([3])  # type: ignore[list-item]
     with pytest.raises(ValueError, match=r"unknown \['role'\]"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -117,6 +118,8 @@ def test_shuffling_under_add_or_remove_is_refused_with_a_way_out() -> None:
         (lambda: Budget(0, 1e-5), r"epsilon must be .* above 0"),
         (lambda: Budget(1, 1), r"delta must be .* below 1"),
         (lambda: Budget(float("nan"), 1e-5), "epsilon"),
+        (lambda: Budget(10**400, 1e-5), "a finite number"),
+        (lambda: Budget(np.array([1.0, 2.0]), 1e-5), "a finite number"),
         (lambda: Poisson(0), "rate"),
         (lambda: Poisson(1.5), "rate"),
         (lambda: WithoutReplacement(11, 10), "batch must be .* at most 10"),

@@ -81,6 +81,20 @@ def test_wrong_plans_are_refused(make: object, message: str) -> None:
         make()  # type: ignore[operator]
 
 
+@pytest.mark.parametrize(
+    ("part", "wrong"),
+    [
+        *(("budget", (1, 1e-5)), ("preparation", "moments"), ("augmentation", "mirror")),
+        *(("clip", 2.0), ("clip", None), ("optimizer", "adam"), ("optimizer", None)),
+        *(("schedule", "cosine"), ("averaging", "mean"), ("assumed", 3), ("gradient_filter", 3)),
+        *(("use", 3), ("reasons", 3), ("reasons", {"a": "b"}), ("not_covered", 3)),
+    ],
+)
+def test_a_part_of_another_class_is_refused(part: str, wrong: object) -> None:
+    with pytest.raises(TypeError, match="caveats" if part == "not_covered" else f"{part} must be"):
+        ft.Plan(mechanism(), 1000, 1e-5).with_(**{part: wrong})
+
+
 def test_a_file_that_is_no_plan_is_named(tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     path.write_text("{}")

@@ -116,6 +116,47 @@ def test_sliders_change_what_is_drawn_and_files_are_saved(page, tmp_path):
     assert [text for text in troubles if "400" not in text] == []
 
 
+def test_what_is_no_number_is_refused_and_not_guessed(page, tmp_path):
+    server, shown, _ = page
+    shown.goto(server.address)
+    shown.wait_for_function("() => Number(document.body.dataset.drawn || 0) > 0")
+    fields = (("epsilon", "0,5", "3"), ("epsilon", "0,050", "3"), ("epochs", "20 epochs", ""))
+    for name, wrong, right in (*fields, ("epochs", "1e999", ""), ("records", "2,00", "2000")):
+        shown.fill(f"#{name}", wrong)
+        shown.wait_for_selector(f"#error:has-text('{name} must be')")
+        shown.click("#save-job")
+        shown.wait_for_selector(f"#saved:has-text('{name} must be')")
+        shown.fill(f"#{name}", right)
+        shown.wait_for_selector("#error:empty", state="attached")
+    assert list(tmp_path.iterdir()) == []
+    # What is counted is shown to the last record, with or without a comma between thousands.
+    shown.fill("#records", "1,234")
+    shown.wait_for_selector("#numbers:has-text('of 1,234 records')")
+    shown.fill("#records", "123457")
+    shown.wait_for_selector("#numbers:has-text('of 123,457 records')")
+
+
+def test_what_a_blanked_record_has_to_fear_is_told(page, tmp_path):
+    server, shown, _ = page
+    shown.goto(server.address)
+    for adjacency, words in (("zero-out", "recognises"), ("add-or-remove", "finds")):
+        shown.wait_for_function("() => Number(document.body.dataset.drawn || 0) > 0")
+        found = shown.evaluate(
+            "async (adjacency) => { const found = await ask('/plan', settings());"
+            "draw({ ...found, adjacency });"
+            "return document.getElementById('privacy').textContent; }",
+            adjacency,
+        )
+        assert f"all the others {words}" in found
+
+
+def test_without_a_script_it_says_what_to_do(page):
+    server, shown, _ = page
+    bare = shown.context.browser.new_context(java_script_enabled=False).new_page()
+    bare.goto(server.address)
+    assert "forethought plan" in bare.inner_text("body")
+
+
 def test_without_the_token_nothing_is_shown(page):
     server, shown, _ = page
     shown.goto(server.address.partition("#")[0])

@@ -160,6 +160,18 @@ def test_it_begins_with_a_job_and_changes_its_numbers_only(tmp_path):
     assert kept.training.rounds == 9 == Settings(records=1443).plan(place.loaded).rounds
 
 
+def test_a_job_whose_promise_is_less_is_told_before_it_runs(tmp_path):
+    path = tmp_path / "job.toml"
+    path.write_text(
+        '[data]\nsource = "digits"\nfeatures = "pixels"\n[budget]\nepsilon = 1\n'
+        '[training]\nrounds = 2\nadjacency = "zero-out"\n[run]\nnoise_seed = 3\n'
+    )
+    place, start = beginning(path, tmp_path, None)
+    assert [note for note in place.notes if "noise_seed" in note and "guarantee" in note]
+    assert shown(start, place.loaded)["adjacency"] == "zero-out"
+    assert shown(Settings(records=100))["adjacency"] == "add-or-remove"
+
+
 def test_a_saved_job_keeps_statistics_members_and_the_open_question(tmp_path):
     path = tmp_path / "job.toml"
     asked = '# person = "who"  # values repeat'

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import http.client
+import io
 import json
+import re
 import socket
 import threading
 from collections.abc import Iterator
 
 import pytest
+from rich.console import Console
+from typer.testing import CliRunner
 
+from forethought.cli import app
 from forethought.web.planner import Settings
 from forethought.web.site import Place, PlannerServer
 
@@ -43,6 +48,18 @@ def test_it_listens_on_this_machine_alone(server):
     assert len(server.token) >= 43 and server.address.endswith(f"/#{server.token}")
 
 
+def test_the_address_is_printed_whole_on_a_narrow_terminal(monkeypatch, tmp_path):
+    def ended(_server):
+        raise KeyboardInterrupt
+
+    shown = io.StringIO()
+    narrow = Console(file=shown, width=30, force_terminal=True, color_system=None)
+    monkeypatch.setattr("forethought.commands.command.console_for", lambda _quiet: narrow)
+    monkeypatch.setattr(PlannerServer, "serve_forever", ended)
+    assert CliRunner().invoke(app, ["ui", "--folder", str(tmp_path)]).exit_code == 0
+    assert re.search(r"\nhttp://127\.0\.0\.1:\d+/#[\w-]{43}\n", shown.getvalue())
+
+
 def test_the_page_may_load_nothing_and_holds_no_secret(server):
     status, text, headers = ask(server, "/", None, "GET", X_Forethought_Token=None)
     assert status == 200 and server.token not in text
@@ -68,6 +85,7 @@ def test_the_page_may_load_nothing_and_holds_no_secret(server):
         ({"Host": "evil.example"}, 421),
         ({"Content_Type": "text/plain"}, 415),
         ({"Content_Length": "99999999"}, 413),
+        ({"Content_Length": "9" * 5000}, 413),
     ],
 )
 @pytest.mark.parametrize("path", ["/plan", "/save", "/start"])

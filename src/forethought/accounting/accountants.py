@@ -38,7 +38,7 @@ from typing import Any
 from forethought.accounting import adaptive, exact
 from forethought.accounting.interval import Interval, at_most
 from forethought.accounting.renyi import CURVES
-from forethought.accounting.theorems import theorem
+from forethought.accounting.theorems import theorem, whole_epochs
 from forethought.values.caveats import Caveat
 from forethought.values.checks import real, whole
 from forethought.values.mechanism import (
@@ -96,7 +96,8 @@ def _all_turns(part: Rounds) -> Rounds:
 
 
 def _theorems(mechanism: Mechanism, group: int) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(theorem(part, mechanism.adjacency, group) for part in mechanism))
+    pieces = chain.from_iterable(map(whole_epochs, mechanism))
+    return tuple(dict.fromkeys(theorem(piece, mechanism.adjacency, group) for piece in pieces))
 
 
 @dataclass(frozen=True)

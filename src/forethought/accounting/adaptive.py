@@ -223,6 +223,7 @@ class Filter:
     def _charge(self, rounds: Rounds | Mechanism) -> tuple[float, ...]:
         if isinstance(rounds, Rounds):
             rounds = Mechanism(rounds, adjacency=self.adjacency)
+        instance("what is charged", rounds, Mechanism)
         if rounds.adjacency != self.adjacency:
             raise ValueError(
                 f"this filter accounts under adjacency {self.adjacency!r}, the rounds are stated "
@@ -289,7 +290,7 @@ class RenyiFilter(Filter):
         orders: orders fixed before the first release; :func:`best_order` gives a good single one.
 
     Raises:
-        TypeError: ``budget`` is not a Budget.
+        TypeError: ``budget`` is not a Budget, or ``orders`` are not several numbers.
         ValueError: an unknown adjacency, or orders that are not allowed.
 
     >>> from forethought.values.mechanism import Budget, Rounds
@@ -309,7 +310,8 @@ class RenyiFilter(Filter):
         orders: Sequence[float] = FILTER_ORDERS,
     ) -> None:
         _check(budget, adjacency)
-        self.orders = RenyiCurve(tuple(sorted(set(orders))), (0.0,) * len(set(orders))).orders
+        ascending = tuple(sorted(set(reals("order", orders))))
+        self.orders = RenyiCurve(ascending, (0.0,) * len(ascending)).orders
         share = budget.delta / len(self.orders)
         limits = (limit_of(order, budget.epsilon, share) for order in self.orders)
         super().__init__(budget, adjacency, limits)

@@ -111,21 +111,21 @@ class DiscreteRatio:
         beyond = self.loss > level
         return float(self.first[beyond].sum()), float(self.second[beyond].sum())
 
-    def profile(self, epsilon: float) -> Bounds:
-        """Bounds on δ(ε) of one round, the larger of both directions."""
+    def profile(self, epsilon: float, *, swapped: bool) -> Bounds:
+        """Bounds on δ(ε) of one round in one direction."""
         off = self.doubt + 64 * EPS
-        low = max(self.delta(epsilon + off, swapped=side) for side in (False, True))
-        high = max(
-            self.delta(max(0.0, epsilon - off), swapped=side) + lost
-            for side, lost in ((False, self.lost), (True, self.lost_rest))
-        )
         slack = off + self.loss.size * EPS
+        low = self.delta(epsilon + off, swapped=swapped)
+        high = self.delta(max(0.0, epsilon - off), swapped=swapped)
+        high += self.lost_rest if swapped else self.lost
         return Bounds(low * (1 - slack), min(1.0, high * (1 + slack)))
 
 
 def varies(pair: Pair | DiscreteRatio) -> float:
     """An upper bound on δ(0) of one round."""
-    return pair.profile(0.0).upper if isinstance(pair, DiscreteRatio) else total_variation(pair)
+    if isinstance(pair, Pair):
+        return total_variation(pair)
+    return max(pair.profile(0.0, swapped=side).upper for side in (False, True))
 
 
 class RatioRows:

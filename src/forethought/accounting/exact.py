@@ -63,10 +63,12 @@ from forethought.accounting.line_integral import (
     Least,
     Profile,
     Search,
+    alone,
     exp_or_inf,
+    of_one_round,
 )
 from forethought.accounting.theorems import parts, unsampled_distance
-from forethought.values.checks import instance, real, whole
+from forethought.values.checks import instance, real, reals, whole
 from forethought.values.mechanism import (
     Adjacency,
     Budget,
@@ -270,7 +272,10 @@ def of_ratios(
         if upper - lower <= accuracy * upper:
             break
         if delta is not None and upper < math.inf:
-            lower = max(lower, _by_one_round_of_ratios(below, delta))
+            laws = {law: n for law, n in below.items() if isinstance(law, DiscreteRatio)}
+            largest = max(float(law.loss.max()) for law in laws)
+            steps = largest * np.linspace(0.0, 1.0, 100)[1:-1] ** 2
+            lower = max(lower, _by_one_round(laws, delta, steps))
         if not epochs and fineness <= 0.5:
             break
         before, width = width, upper - lower
@@ -360,34 +365,26 @@ def about(counts: Counts, delta: float) -> float:
     return found if math.isfinite(found) else math.inf
 
 
-def _by_one_round_of_ratios(counts: Mapping[Pair | DiscreteRatio, int], delta: float) -> float:
-    """A lower bound on ε from the event that some loss of the laws is beyond a threshold.
-
-    δ(ε) ≥ P(T) - e^ε Q(T) for every event T.
-    """
-    laws = [(law, n) for law, n in counts.items() if isinstance(law, DiscreteRatio)]
-    largest = max(float(law.loss.max()) for law, _ in laws)
-    rounds = [(law.above, n, law.doubt) for law, n in laws]
-    return _some_loss_beyond(rounds, largest * np.linspace(0.0, 1.0, 100)[1:-1] ** 2, delta)
-
-
-def _some_loss_beyond(
-    rounds: Sequence[tuple[Callable[[float], tuple[float, float]], int, float]],
-    thresholds: Array,
-    delta: float,
+def _by_one_round(
+    counts: Mapping[Pair, int] | Mapping[DiscreteRatio, int], delta: float, thresholds: Array
 ) -> float:
     """The largest lower bound on ε at ``delta`` from the events "some loss exceeds a threshold".
 
+    δ(ε) ≥ P(T) - e^ε Q(T) for every event T; this one is sharp at low sampling rates.
+
     Args:
-        rounds: for each kind of round a function threshold → P- and Q-mass of the losses above it,
-            the number of such rounds, and a bound on the masses' relative errors.
+        counts: pair or law → its number of rounds; more rounds may have been released beside them.
         thresholds: the thresholds to try, shape (n,).
     """
     best = 0.0
+    rounds = [
+        (part if isinstance(part, DiscreteRatio) else HalfLines(part), n, part.doubt)
+        for part, n in counts.items()
+    ]
     for threshold in thresholds:
         none_p = none_q = 0.0
-        for above, n, doubt in rounds:
-            p, q = above(float(threshold))
+        for part, n, doubt in rounds:
+            p, q = part.above(float(threshold))
             none_p += n * math.log1p(-min(p * (1 - doubt - 1e-9), 0.5))
             none_q += n * math.log1p(-min(q * (1 + doubt + 1e-9), 1 - 1e-12))
         p, q = -math.expm1(none_p) * (1 - 1e-9), -math.expm1(none_q) * (1 + 1e-9)
@@ -398,10 +395,8 @@ def _some_loss_beyond(
 
 def _composed(counts: Mapping[Pair | DiscreteRatio, int], accuracy: float, asked: Asked) -> Bounds:
     delta = asked.delta
-    if sum(counts.values()) == 1:
-        (law,) = counts
-        assert isinstance(law, DiscreteRatio)
-        return asked.of(lambda level, end: law.profile(level)[end])
+    if alone(counts):
+        return single_part(next(iter(counts)), asked)
     most = math.fsum(n * varies(pair) for pair, n in counts.items()) * (1 + 1e-9)
     if delta is not None and most <= delta:
         return Bounds(0.0, 0.0)
@@ -443,8 +438,6 @@ def _hits_epsilon(epoch: Epoch, count: int, delta: float) -> float:
 _COARSE = 0.03
 _LARGEST_DISTANCE = 1e100
 _MOST_ATTACKED = 16
-# For a single round with more components an integral is faster.
-_FEW_COMPONENTS = 4
 _FIXED_POINT = 8
 # Fineness of the laws for whole profiles.
 _CURVES = 0.5
@@ -627,19 +620,11 @@ def _profiles(
     list are the same; with laws they rest on the smaller and the larger laws.
     """
     pairs = only_pairs(counts)
-    regular = all(pair.integrable for pair in counts if isinstance(pair, Pair))
-    exactly = regular and pairs is not None and _single_round(pairs)
-    ends: list[Mapping[Pair | DiscreteRatio, int]] = [
-        with_ratios(counts, _CURVES, end) for end in ((0, 1) if pairs is None else (0,))
-    ]
-    both = pairs is not None and all(pair.two_sided for pair in pairs)
-    profiles: list[list[BoundedDirection]] = [
-        [
-            Profile(end, swapped=s, accuracy=accuracy, exactly=exactly, integrable=regular)
-            for s in ((False,) if both else (False, True))
-        ]
-        for end in ends
-    ]
+    sides = (False,) if pairs and all(pair.two_sided for pair in pairs) else (False, True)
+    profiles: list[list[BoundedDirection]] = []
+    for end in (0, 1) if pairs is None else (0,):
+        rounds = with_ratios(counts, _CURVES, end)
+        profiles.append([Profile(rounds, swapped=s, accuracy=accuracy) for s in sides])
     return profiles[0], profiles[-1]
 
 
@@ -735,7 +720,7 @@ def of_pairs(counts: Mapping[Pair, int], accuracy: float, asked: Asked) -> Bound
     if not counts:
         return Bounds(lower, upper)
     regular = all(pair.integrable for pair in counts)
-    if regular and _single_round(counts):
+    if alone(counts):
         return single_part(next(iter(counts)), asked)
     # δ(0) is a total variation distance, which adds up over the rounds.
     varies = math.fsum(n * total_variation(p) for p, n in counts.items()) * (1 + 1e-12)
@@ -751,13 +736,9 @@ def of_pairs(counts: Mapping[Pair, int], accuracy: float, asked: Asked) -> Bound
         if delta is not None:
             upper = min(upper, disclosed_epsilon(counts, delta))
             if regular and 0 < upper < 600:
-                lower = max(lower, _by_one_round(counts, delta, upper))
+                some = dict(list(counts.items())[:_MOST_ATTACKED])
+                lower = max(lower, _by_one_round(some, delta, np.geomspace(0.02, 2, 100) * upper))
     return Bounds(lower, upper)
-
-
-def _single_round(counts: Mapping[Pair, int]) -> bool:
-    few = all(len(pair.up) <= _FEW_COMPONENTS for pair in counts)
-    return few and sum(counts.values()) == 1
 
 
 def searched(counts: Mapping[Pair, int], accuracy: float, asked: Asked, upper: float) -> Bounds:
@@ -794,16 +775,6 @@ def floor_of(pair: Pair, count: int, asked: Asked) -> float:
     return 0.0 if asked.delta is None else hits_epsilon(pair, count, asked.delta)
 
 
-def _by_one_round(counts: Mapping[Pair, int], delta: float, guess: float) -> float:
-    """A lower bound from the attack "some round's loss is large": sharp at low sampling rates.
-
-    For the event T that some loss exceeds a threshold, δ(ε) ≥ P(T) - e^ε Q(T).
-    """
-    some = list(counts.items())[:_MOST_ATTACKED]
-    rounds = [(HalfLines(pair).above, count, 0.0) for pair, count in some]
-    return _some_loss_beyond(rounds, np.geomspace(0.02, 2, 100) * guess, delta)
-
-
 def _largest_reverse_loss(pair: Pair) -> float:
     # The supremum of log Q/P is far left, where only P's idle component remains.
     if pair.down or pair.symmetric or pair.idle < 1e-300:
@@ -815,10 +786,11 @@ def _noisy(mechanism: Mechanism) -> bool:
     return all(part.noise_multiplier > 0 for part in mechanism)
 
 
-def single_part(pair: Pair, asked: Asked) -> Bounds:
+def single_part(part: Pair | DiscreteRatio, asked: Asked) -> Bounds:
     """The bounds of one round: its profile is P(loss > ε) - e^ε Q(loss > ε), without a grid."""
-    ways = [HalfLines(pair, swapped=s) for s in ((False,) if pair.two_sided else (False, True))]
-    return asked.of(lambda level, end: max(way.profile(level)[end] for way in ways))
+    sides = (False,) if part.two_sided else (False, True)
+    ways = [of_one_round(part, swapped=side) for side in sides]
+    return asked.of(lambda level, end: max(way(level)[end] for way in ways))
 
 
 # Solve for any one unknown so that the certified ε meets a budget.
@@ -858,8 +830,8 @@ def calibrate(
         The value, as a float; with ``integer`` it has no fractional part.
 
     Raises:
-        TypeError: ``budget`` is not a Budget.
-        ValueError: both ends of the bracket meet the budget, or neither does.
+        TypeError: ``budget`` is not a Budget, or ``bracket`` is not numbers.
+        ValueError: another bracket, or both of its ends meet the budget, or neither does.
         UnsupportedMechanismError: as in :func:`forethought.accounting.exact.epsilon`.
 
     Warns:
@@ -874,8 +846,10 @@ def calibrate(
     """
     instance("budget", budget, Budget)
     tolerance = real("tolerance", tolerance, above=0, most=0.1)
-    low = real("bracket's low end", bracket[0], least=0)
-    high = real("bracket's high end", bracket[1], above=low)
+    ends = reals("end of the bracket", bracket, least=0)
+    if len(ends) != 2 or not ends[0] < ends[1]:
+        raise ValueError(f"bracket must be two numbers, the smaller one first, not {bracket!r}")
+    low, high = ends
     if integer:
         low, high = float(math.ceil(low)), float(math.floor(high))
         if low > high:

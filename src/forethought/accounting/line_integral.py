@@ -32,8 +32,8 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping, Sequence
-from functools import cached_property, reduce
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property, partial, reduce
 from operator import add, attrgetter
 from typing import NamedTuple, Protocol
 
@@ -1027,6 +1027,25 @@ def _log_mixture(z: Array, parts: Side, idle: float, sign: float) -> Array:
         return np.where(np.abs(excess) < 0.5, near, far)
 
 
+# For a single round with more components an integral is faster.
+_FEW_COMPONENTS = 4
+
+
+def alone(parts: Mapping[Pair, int] | Mapping[Pair | DiscreteRatio, int]) -> bool:
+    """True for a single round whose profile is computed without a line."""
+    return sum(parts.values()) == 1 and all(
+        isinstance(part, DiscreteRatio) or (part.integrable and len(part.up) <= _FEW_COMPONENTS)
+        for part in parts
+    )
+
+
+def of_one_round(part: Pair | DiscreteRatio, *, swapped: bool) -> Callable[[float], Bounds]:
+    """The profile of one round in one direction: ε ≥ 0 → bounds on δ."""
+    if isinstance(part, DiscreteRatio):
+        return partial(part.profile, swapped=swapped)
+    return HalfLines(part, swapped=swapped).profile
+
+
 # The profile is sharp down to this δ; below it the bounds hold, but are loose.
 _TAIL = 1e-12
 _KNOTS = 25
@@ -1044,8 +1063,6 @@ class Profile:
         parts: pair or law → its number of rounds.
         swapped: True composes (Q, P) instead of (P, Q).
         accuracy: wanted relative accuracy of δ where it is above 1e-12.
-        exactly: True for a single round whose profile is computed by :class:`HalfLines`.
-        integrable: True if line integrals are to be tried.
     """
 
     def __init__(
@@ -1054,25 +1071,24 @@ class Profile:
         *,
         swapped: bool,
         accuracy: float = 1e-3,
-        exactly: bool = False,
-        integrable: bool = True,
     ) -> None:
         first = next(iter(parts))
         self._distance, self._single = -1.0, None
-        if isinstance(first, Pair) and len(parts) == 1:
-            if first.gaussian:
-                self._distance = first.up[0][0]
-            elif exactly:
-                self._single = HalfLines(first, swapped=swapped)
+        if isinstance(first, Pair) and len(parts) == 1 and first.gaussian:
+            self._distance = first.up[0][0]
+        elif alone(parts):
+            self._single = of_one_round(first, swapped=swapped)
         self._most = min(1.0, math.fsum(n * varies(p) for p, n in parts.items()))
         self._lines: list[Charged] = []
         self._knots = self._lower = np.zeros(1)
         self._upper = np.full(1, self._most)
+        integrable = all(part.integrable for part in parts)
         if self._distance < 0 and self._single is None and integrable:
             self._place(Composition(parts, swapped=swapped), accuracy)
 
     def _place(self, total: Composition, accuracy: float) -> None:
-        total.work_left = _WORK
+        # A place where the bounds do not meet takes half of what is left at most.
+        spare = total.work_left = _WORK / 2
         search = Search(total, delta=_TAIL)
         search.refine(max(accuracy, 1e-2))
         if 0 < search.upper < math.inf:
@@ -1096,7 +1112,8 @@ class Profile:
             self._upper = np.minimum.accumulate(upper)
             width = np.where(tried, 0.0, (self._upper - self._lower) / self._upper)
             worst = int(np.argmax(width))
-            if not width[worst] > accuracy or total.work_left < 0.1 * _WORK:
+            spare = total.work_left = (spare + total.work_left) / 2
+            if not width[worst] > accuracy or spare < 0.05 * _WORK:
                 break
             tried[worst] = True
             search = Search(total, epsilon=float(self._knots[worst]))
@@ -1112,7 +1129,7 @@ class Profile:
         if self._distance >= 0:
             return gaussian_delta_bounds(self._distance, epsilon)[end]
         if self._single is not None:
-            return self._single.profile(epsilon)[end]
+            return self._single(epsilon)[end]
         after = int(np.searchsorted(self._knots, epsilon, side="left"))
         before = int(np.searchsorted(self._knots, epsilon, side="right")) - 1
         logs = []

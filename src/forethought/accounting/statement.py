@@ -13,11 +13,12 @@ import json
 import math
 import re
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cache, partial, reduce
 from importlib import resources
-from itertools import accumulate, combinations, groupby, pairwise
+from itertools import accumulate, chain, combinations, groupby, pairwise
 from operator import add, itemgetter
 from pathlib import Path
 from typing import Any, Protocol
@@ -38,7 +39,7 @@ from forethought.values.mechanism import (
     Rounds,
     Sampling,
 )
-from forethought.values.plan import NAMES, Releases, Transcript, together
+from forethought.values.plan import NAMES, Plan, Releases, Transcript, together
 from forethought.values.serialisation import build, digest, exact_keys, parse, plain, write_text
 from forethought.values.signing import Signature
 
@@ -569,7 +570,11 @@ class Statement:
     @property
     def theorems(self) -> tuple[str, ...]:
         """The results that the accounting rests on."""
-        return self.way.theorems(self.mechanism, self.group)
+        known = self.mechanism
+        if self.schema in UNBOUND_SCHEMAS:  # of an epoch that was begun they say what proves it all
+            epochs = (replace(part, count=part.sampling.rounds_per_epoch) for part in known)
+            known = Mechanism(*epochs, adjacency=known.adjacency)
+        return self.way.theorems(known, self.group)
 
     def of_run(self, released: Iterable[TranscriptRow]) -> Statement:
         """The same statement with the run's releases: the rows of its transcript.
@@ -1016,6 +1021,14 @@ def _of_all_rows(statement: Statement) -> bool:
     return _of_statistics(statement) and persons in statement.caveats
 
 
+def told(statement: Statement, one: Caveat) -> str:
+    """The sentence of a caveat for people; statistics have no weights and no derivatives.
+
+    The stored statement has one sentence for both, so that earlier ones are read as they are.
+    """
+    return (_of_statistics(statement) and one.kind.statistics) or one.sentence
+
+
 def protected(statement: Statement) -> str:
     """The neighbouring relation in words, with a note on persons who have several records."""
     who, that = records(statement), "these"
@@ -1134,31 +1147,23 @@ def truth(statement: Statement) -> list[tuple[str, str]]:
     ]
 
 
-def terms(statement: Statement) -> list[tuple[str, str]]:
-    """Pairs (title, text): :func:`truth`, then δ, the neighbouring relation and the records."""
+def numbers(statement: Statement) -> list[tuple[str, str]]:
+    """Pairs (title, text): both ends of ε, :func:`truth`, δ, who is protected, how it was found."""
     s, one = statement, unit(statement)
+    upper = "ε (upper end: the guarantee)"
+    if not s.private:
+        upper = "ε that secret random numbers would have given (no guarantee)"
     return [
+        (upper, at_most(s.epsilon.upper, ".6g")),
+        ("ε (lower end: how tightly it is computed)", at_least(s.epsilon.lower, ".6g")),
         *truth(s),
         ("δ", at_most(s.delta, ".6g")),
         ("adjacency", s.adjacency),
         (f"{one}s protected together", f"{s.group}"),
         (f"{one}s in the data", "not stated" if s.examples is None else f"{s.examples:,}"),
-    ]
-
-
-def _numbers(s: Statement) -> list[str]:
-    upper = "ε (upper end: the guarantee)"
-    if not s.private:
-        upper = "ε that secret random numbers would have given (no guarantee)"
-    return [
-        "| quantity | value |",
-        "| --- | --- |",
-        f"| {upper} | {at_most(s.epsilon.upper, '.6g')} |",
-        f"| ε (lower end: how tightly it is computed) | {at_least(s.epsilon.lower, '.6g')} |",
-        *(f"| {what} | {_as_text(value)} |" for what, value in terms(s)),
-        f"| clip norm | {'not stated' if s.clip_norm is None else f'{s.clip_norm:g}'} |",
-        f"| {s.way.rounds} | {len(s.mechanism):,} |",
-        f"| accountant | {s.accountant['kind']}, forethought {_as_text(s.version)} |",
+        ("clip norm", "not stated" if s.clip_norm is None else f"{s.clip_norm:g}"),
+        (s.way.rounds, f"{len(s.mechanism):,}"),
+        ("accountant", f"{s.accountant['kind']}, forethought {s.version}"),
     ]
 
 
@@ -1230,7 +1235,9 @@ def _markdown(s: Statement) -> str:
         "",
         "## The numbers",
         "",
-        *_numbers(s),
+        "| quantity | value |",
+        "| --- | --- |",
+        *(f"| {what} | {_as_text(value)} |" for what, value in numbers(s)),
         "",
         *_meaning(s),
         "## What was done",
@@ -1239,7 +1246,7 @@ def _markdown(s: Statement) -> str:
         "",
         "## What it rests on",
         "",
-        *(f"- {_as_text(str(text))}." for text in s.assumptions),
+        *(f"- {_as_text(told(s, text))}." for text in s.assumptions),
         *(f"- Theorem: {text}" for text in s.theorems),
         "",
         "## What is not covered",
@@ -1290,9 +1297,12 @@ def disjoint(statements: Mapping[str, Statement]) -> Statement:
     distinct = {
         (one.mechanism, str(one.accountant), one.randomness): one for one in statements.values()
     }
-    # If results ended their parts, the largest ε of all planned rounds holds for everybody.
+    # If results ended their parts, the largest ε of all planned rounds holds for everybody, at the
+    # largest δ: at the δ of its own statement, another's rounds may have more.
     ended = [note for one in statements.values() for note in one.caveats if note.code == ENDED]
-    ended = sorted(ended, key=whole_epsilon)[-1:]
+    at = f" at delta {at_most(delta, '.6g')} "
+    worst = sorted(ended, key=whole_epsilon)[-1:]
+    ended = [Caveat(ENDED, re.sub(r" at delta \S+ ", at, note.detail)) for note in worst]
     found = [
         account(
             one.mechanism,
@@ -1312,6 +1322,7 @@ def shared(
     holders: int,
     delta: float,
     *,
+    plans: Sequence[Plan] = (),
     transcripts: Sequence[Transcript] | None = None,
     randomness: Randomness | None = None,
     not_covered: Iterable[Caveat | str] = (),
@@ -1322,6 +1333,8 @@ def shared(
         mechanisms: the mechanism of each holder, all that it may release.
         holders: at least 1; a number above the number of mechanisms counts as all.
         delta: in (0, 1).
+        plans: the holders' different plans: the statement has their caveats, and at each holder it
+            protects as many records of a person together as any of them; (): one record.
         transcripts: what each holder released; None: all that it may.
         randomness, not_covered: as in :func:`account`.
 
@@ -1329,41 +1342,43 @@ def shared(
         The statement of the choice of holders with the largest guaranteed ε.
 
     Raises:
-        StatementError: no mechanism, or different adjacencies.
+        StatementError: no mechanism, different adjacencies, or plans for persons and for records.
     """
     planned = mechanisms
     if transcripts is not None:
         each = zip(planned, transcripts, strict=True)
         mechanisms = [done.mechanism(own.adjacency) for own, done in each if len(done)]
     adjacencies = {mechanism.adjacency for mechanism in mechanisms}
-    if len(adjacencies) != 1:
+    if len(adjacencies) != 1 or len({plan.contribution.kind == "persons" for plan in plans}) > 1:
         raise StatementError(
-            f"releases compose under one adjacency; these have {sorted(adjacencies) or 'none'}"
+            "releases compose under one adjacency, and of persons or of records, not of both: plan "
+            f"all alike; these have {sorted(adjacencies) or 'none'}"
         )
     whole("holders", holders)
+    group = max((plan.records_per_person for plan in plans), default=1)
     detail = f"up to {holders} of {len(mechanisms)} holders"
-    notes = (Caveat("several-holders", detail), *not_covered)
+    notes = (Caveat("several-holders", detail), *chain(*map(caveats_of, plans)), *not_covered)
     done, most = (sum(map(len, some)) for some in (mechanisms, planned))
     if done < most:
-        whole_run = shared(planned, holders, delta, randomness=randomness).epsilon.upper
-        notes = (*notes, _ended(done, most, whole_run, delta, 1))
+        of_all = shared(planned, holders, delta, plans=plans, randomness=randomness)
+        notes = (*notes, _ended(done, most, of_all.epsilon.upper, delta, group))
     found = [
-        account(reduce(add, choice), delta, not_covered=notes, randomness=randomness)
-        for choice in _choices(mechanisms, min(holders, len(mechanisms)))
+        account(reduce(add, some), delta, group=group, not_covered=notes, randomness=randomness)
+        for some in _choices(mechanisms, min(holders, len(mechanisms)))
     ]
-    return max(found, key=lambda one: (one.guarantee, one.epsilon.upper))
+    worst = max(found, key=lambda one: (one.guarantee, one.epsilon.upper))
+    if not plans:
+        return worst
+    kept = (note for note in worst.caveats if note.code != "not-stated")
+    return replace(worst, caveats=(*kept, *(choice(plan.hyperparameters) for plan in plans)))
 
 
 def _choices(mechanisms: Sequence[Mechanism], holders: int) -> list[tuple[Mechanism, ...]]:
-    kinds = {mechanism: place for place, mechanism in enumerate(dict.fromkeys(mechanisms))}
-    if len(kinds) == 1:
-        return [tuple(mechanisms[:holders])]
-    if math.comb(len(mechanisms), holders) > 100 * MOST_CHOICES:
-        return [tuple(mechanisms)]
-    seen: dict[tuple[int, ...], tuple[Mechanism, ...]] = {}
-    for chosen in combinations(mechanisms, holders):
-        seen.setdefault(tuple(sorted(kinds[one] for one in chosen)), chosen)
-        if len(seen) > MOST_CHOICES:
-            # The composition of all mechanisms bounds any choice.
-            return [tuple(mechanisms)]
-    return list(seen.values())
+    # Of equal mechanisms a choice has at most ``holders``, and which of them is one choice.
+    kinds = Counter(mechanisms).items()
+    pool = [one for one, count in kinds for _ in range(min(count, holders))]
+    if math.comb(len(pool), holders) <= 100 * MOST_CHOICES:
+        found = list(dict.fromkeys(combinations(pool, holders)))
+        if len(found) <= MOST_CHOICES:
+            return found
+    return [tuple(mechanisms)]  # the composition of all mechanisms bounds any choice

@@ -465,13 +465,13 @@ SUPPORTED: dict[tuple[str, str, str], Cell] = {
 
 
 def theorem(rounds: Rounds, adjacency: Adjacency, group: int = 1) -> str:
-    """The name of the theorem on the dominating pair of ``rounds``.
+    """The name of the theorem on the dominating pair of ``rounds``, one of :func:`whole_epochs`.
 
     Raises:
         UnsupportedMechanismError: no theorem is known.
     """
     plain = uncorrelated(rounds, group)
-    cell = _cell(_by_itself(plain), adjacency)
+    cell = _cell(plain, adjacency)
     name = cell.theorem if group == 1 else cell.group_theorem
     if group > 1 and rounds.groups is not None:
         name += _FEW_GROUPS

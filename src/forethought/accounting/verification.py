@@ -412,9 +412,7 @@ def _mechanism(case: _Case) -> str | None:
             f"a run that results may end early is accounted with all {len(planned):,} rounds of "
             f"its plan; the statement has {count:,}"
         )
-    early = [one for one in s.caveats if one.code == ENDED]
-    for one in early:
-        _require_ended(s, one, planned)
+    agreed = [_require_ended(s, one, planned) for one in s.caveats if one.code == ENDED]
     # A search pays for whole trials; else a run may have stopped after some of its rounds.
     least = len(planned) if s.accountant["kind"] in CHOSEN else 1
     if least <= count <= len(planned) and planned.first(count) == s.mechanism:
@@ -422,7 +420,11 @@ def _mechanism(case: _Case) -> str | None:
         if count == len(planned) or not s.releases:
             return None
         if _OF_HOLDERS & set(case.files or ()):
-            return None if early else f"that no more than {count:,} rounds were agreed on"
+            # Neither hash tells how many rounds of the plan its holders agreed on.
+            fewest = min(agreed, default=count)
+            if fewest == len(planned):
+                return None
+            return f"that no more than {fewest:,} rounds were agreed on"
         if case.files is None:
             return f"that it was over after {count:,} of {len(planned):,} rounds leaves no trace"
         raise StatementError(
@@ -437,20 +439,31 @@ def _mechanism(case: _Case) -> str | None:
     raise StatementError("the statement's mechanism is not that of the plan.json beside it")
 
 
-def _require_ended(s: Statement, early: Caveat, planned: Mechanism) -> None:
-    """Refuse another ε of all planned rounds than theirs, or other words. Raises StatementError."""
-    _, _, _, _, count, *_ = early.detail.split()
+def _require_ended(s: Statement, early: Caveat, planned: Mechanism) -> int:
+    """The number of rounds that were agreed on, as stated, with their ε computed again.
+
+    Raises:
+        StatementError: their ε is another, or the words are.
+    """
+    try:
+        claimed, count = whole_epsilon(early), int(early.detail.split()[4].replace(",", ""))
+    except (ValueError, IndexError):
+        raise StatementError(
+            "the statement must name the ε and the number of all planned rounds where a run ended "
+            f"early, not {early.detail!r}"
+        ) from None
     # An agreement may have fewer rounds than the plan, and has more than were released.
-    agreed = planned.first(max(int(count.replace(",", "")), s.rounds + 1))
+    agreed = planned.first(max(count, s.rounds + 1))
     now = ended_early(s.rounds, agreed, s.delta, s.group, s.accountant)
     stated, counted = (one.detail.split(" of all ")[1:] for one in (early, now))
-    claimed, whole = whole_epsilon(early), whole_epsilon(now)
+    whole = whole_epsilon(now)
     # Both were rounded up to four digits.
     if stated != counted or not _near(claimed, whole, (_ACCURACY + 1e-3) * whole):
         raise StatementError(
             f"the statement says of all planned rounds that they have {early.detail}; by its plan "
             f"it is {now.detail}"
         )
+    return count
 
 
 def _no_more_noise(stated: Mechanism, planned: Mechanism) -> bool:

@@ -497,11 +497,13 @@ def summarise(
     if chosen is None:
         # The larger of the bounds from the two numbers of guesses, at half of the level each.
         found = guessed(games)
-        plain = max(one_run_epsilon(games, delta, r, LEVEL / len(found)) for r, _ in found)
+        level = LEVEL / len(found)
+        plain = max(epsilon_of_guesses(games.count, *one, delta, level) for one in found)
     else:
         shown, noise = epsilon_interval(plan.mechanism, games, chosen, delta)
         if not directed(plan):  # one run with many coins, not one run for each game
-            plain = one_run_epsilon(games, delta, chosen.guesses, LEVEL)
+            made, right = right_guesses(games, chosen.guesses)
+            plain = epsilon_of_guesses(games.count, made, right, delta, LEVEL)
     return AttackSummary(
         games=games.count,
         rounds=plan.rounds,
@@ -747,21 +749,6 @@ def curve(claim: TradeOff, count: int = 101) -> tuple[tuple[float, float], ...]:
     return tuple((float(a), float(b)) for a, b in zip(alphas, claim(alphas), strict=True))
 
 
-def one_run_epsilon(games: Games, delta: float, guesses: int, level: float) -> float:
-    """Lower bound on ε from one run with many canaries, each in or out by a fair coin.
-
-    The attacker guesses "in" for the ``guesses``/2 highest scores and "out" for as many lowest.
-
-    Args:
-        guesses: number of guesses, fixed in advance.
-
-    Source: Steinke, Nasr and Jagielski, "Privacy Auditing with One (1) Training Run", 2023,
-    Theorem 5.2 and the algorithm of its Appendix D.
-    """
-    made, right = right_guesses(games, guesses)
-    return epsilon_of_guesses(games.count, made, right, delta, level)
-
-
 def right_guesses(games: Games, guesses: int) -> tuple[int, int]:
     """The number of guesses, "in" at the highest scores and "out" at the lowest, and of right ones.
 
@@ -778,7 +765,14 @@ def right_guesses(games: Games, guesses: int) -> tuple[int, int]:
 def epsilon_of_guesses(
     canaries: int, guesses: int, right: int, delta: float, level: float
 ) -> float:
-    """The largest ε that ``right`` guesses of ``guesses`` refute at ``level``."""
+    """The largest ε that ``right`` guesses of ``guesses`` refute at ``level``.
+
+    They are of one run with many canaries, each in or out by a fair coin, and as many as was fixed
+    in advance.
+
+    Source: Steinke, Nasr and Jagielski, "Privacy Auditing with One (1) Training Run", 2023,
+    Theorem 5.2 and the algorithm of its Appendix D.
+    """
 
     def p_value(eps: float) -> float:
         q = 1 / (1 + math.exp(-eps))

@@ -167,7 +167,7 @@ def recovered(plan: Plan, held: list[CanaryRecords]) -> attack.Array:
             kept = theirs if isinstance(event, on.PeerMessage) else own
             kept[event.message.base] = event.message.vector.astype(np.float64)
 
-    simulator.machines[1] = _Overheard(simulator.machines[1], hear)
+    simulator.machines[1] = _Overheard(simulator.machines[1], hear)  # type: ignore[call-overload]
     simulator.run()
     found = []
     for round in range(plan.rounds):

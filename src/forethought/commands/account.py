@@ -62,6 +62,7 @@ def account(
     from forethought.accounting.interval import warn_if_hollow
     from forethought.jobs import account as jobs
     from forethought.jobs.job import from_numbers
+    from forethought.papers import comparison
     from forethought.report import terminal
     from forethought.report.figures import draw_statement
     from forethought.report.page import write_statement
@@ -101,7 +102,8 @@ def account(
         else:
             statement = jobs.statement_of(path, group=group, delta=delta)
     warn_if_hollow(statement.delta, statement.examples, statement.group)
-    rows = jobs.compared(statement) if compare else []
+    asked = statement.mechanism, statement.delta, statement.examples, statement.group
+    rows = comparison.compare(*asked) if compare else []
     if as_json:
         more: dict[str, object] = {}
         if compare:
@@ -111,12 +113,11 @@ def account(
             more["not_checked"] = dict(verification.not_checked)
         command.print_json({**json.loads(statement.to_json()), **more})
     else:
-        folder = None if path is None else path if path.is_dir() else path.parent
-        there = folder is not None and (folder / "statement.md").is_file()
+        page = path and (path if path.is_dir() else path.parent) / "statement.md"
         terminal.show_statement(
             console,
             statement,
-            listed="statement.md" if there else "what --json prints",
+            listed="statement.md" if page and page.is_file() else "what --json prints",
             verified=verification is not None,
         )
         if verification is not None:
@@ -225,9 +226,8 @@ def audit(
         command.print_json({**audited.audit.to_dict(), "files": files})
     else:
         report.show_audit(console, audited.audit)
-        console.print(f"\n[bold]Written[/bold]  {written}")
-        if figure is not None:
-            console.print(f"[bold]Figure[/bold]   {figure}")
+        command.show_files(console, [written], "\nwritten")
+        command.show_files(console, [] if figure is None else [figure])
     _end_refuted(audited.audit)
 
 
@@ -307,7 +307,6 @@ def report(
         return any((folder / name).is_file() for name in names)
 
     console = command.console_for(quiet or as_json)
-    printed = []
     if there("statement.intoto.json"):
         if pdf:
             verified(folder)  # no other page is printed than the one that was signed
@@ -333,8 +332,8 @@ def report(
         summary = RunSummary.load(folder)
         write_pages(summary)
         values = summary.to_dict()
-        for name in ("report", "statement") if pdf else ():
-            printed.append(print_pdf(folder / f"{name}.html", folder / f"{name}.pdf"))
+        pages = [folder / f"{name}.html" for name in ("report", "statement") if pdf]
+        printed = [print_pdf(page, page.with_suffix(".pdf")) for page in pages]
         terminal.show_summary(console, summary)
         command.show_files(console, printed, "printed")
     if as_json:

@@ -210,8 +210,8 @@ def print_json(values: Any) -> None:
 
 def show_files(console: Console, paths: Sequence[Path], what: str = "figure") -> None:
     """Print a line for each file that was written."""
-    for path in paths:
-        say(console, f"{what}  {path}")
+    for path in paths:  # a path that is broken at the terminal's width could not be copied
+        console.print(f"{what}  {path}", markup=False, soft_wrap=True)
 
 
 def of_the_system(error: OSError) -> str:
@@ -227,7 +227,7 @@ def of_the_system(error: OSError) -> str:
         path = path.with_name(written.group(1))
     text = f"{path}: {error.strerror[:1].lower()}{error.strerror[1:]}"
     if error.errno == errno.ENOSPC:
-        text += ". Free some space; an interrupted run goes on with: forethought train --resume"
+        text += ". Free some space and start again: the same command, or forethought train --resume"
     elif written and error.errno == errno.ENOENT:
         text += ". Make the folder first"
     return text

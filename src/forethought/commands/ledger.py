@@ -43,11 +43,10 @@ def url_of(place: str) -> str:
 
 def _book(place: str, token_file: Path | None = None, key: Path | None = None) -> Book:
     """The ledger at an address, for reading and writing."""
+    command.refuse(key and token_file, "a key is for a database, a token file for its service")
     from forethought.ledger.paid_run import book_at
 
-    if key is not None:
-        return _store(place, key)
-    return book_at(url_of(place), token_file)
+    return book_at(url_of(place), token_file) if key is None else _store(place, key)
 
 
 def _store(place: str, key: Path | None) -> Store:
@@ -187,12 +186,12 @@ def show(
         names = [account.data for account in book.accounts()] if data is None else [data]
         found = [shown(book, name) for name in names]
     console = command.console_for(quiet or as_json)
-    for one in found:
-        command.say(console, one.text)
+    for text, _ in found:
+        command.say(console, text)
     if not found:
         console.print("no account yet: forethought ledger open")
     if as_json:
-        command.print_json([one.values for one in found])
+        command.print_json([values for _, values in found])
 
 
 @ledger.command(epilog="Example: forethought ledger verify books.db --head sha256:…")
@@ -212,8 +211,9 @@ def verify(
     from forethought.ledger.chain import verify_export
 
     path = Path(place)
-    if path.suffix == ".json" and path.is_file():
-        problems = verify_export(path.read_text("utf-8"), head=head, key=public_key)
+    held = path.read_bytes() if path.suffix == ".json" and path.is_file() else b"SQLite"
+    if not held.startswith(b"SQLite"):  # a book's own file may have any name
+        problems = verify_export(held.decode("utf-8", "replace"), head=head, key=public_key)
     else:
         with closing(_book(place, token_file, public_key)) as book:
             problems = book.verify(head)
@@ -250,7 +250,8 @@ def export(
     command.refuse(
         out.suffix == ".json" and data is not None, "the JSON is of the whole book: drop --data"
     )
-    command.to_write(out, overwrite=overwrite)
+    read = Path(url_of(place).removeprefix("sqlite:///"))
+    command.to_write(out, overwrite=overwrite, reads=read)
     with closing(_book(place, token_file)) as book:
         text = as_json(book.entries()) if data is None else account_page(book, data)
     write_text(out, text)

@@ -181,7 +181,8 @@ def plan(
             terminal.show_front(console, found.front)
         terminal.show_plan_and_alternatives(console, found.plan, found.alternatives)
         if loaded is not None:
-            terminal.show_forecast(console, found.forecasts, found.seconds, found.costs(gpu_memory))
+            costs = "" if found.cost is None else found.cost.text(gpu_memory)
+            terminal.show_forecast(console, found.forecasts, found.seconds, costs)
         if explain:
             command.say(console, found.plan.explain())
         if rehearsal is not None:
@@ -417,7 +418,8 @@ def ui(
         ) from None
     console = command.console_for(quiet)
     # The browser is not started here: other users could see the token in its arguments.
-    console.print(f"Open this address in your browser; it is for you alone:\n{server.address}")
+    console.print("Open this address in your browser; it is for you alone:")
+    console.print(server.address, markup=False, soft_wrap=True)  # whole, to be opened
     console.print("Ctrl-C ends it.")
     with server, contextlib.suppress(KeyboardInterrupt):
         server.serve_forever()

@@ -196,8 +196,8 @@ def release(
     for one, found in zip(released.request.statistics, released.results, strict=True):
         for row in found[:ROWS]:
             value = min(max(row.value, row.low), row.high)  # the file has it as it was released
-            ends = f"({row.low:.6g} to {row.high:.6g})"
-            command.say(console, f"{one.name}: {row.name} {value:.6g} {ends}")
+            name = one.name if row.name == one.name else f"{one.name}: {row.name}"
+            command.say(console, f"{name} {value:.6g} ({row.low:.6g} to {row.high:.6g})")
         if len(found) > ROWS:
             command.say(console, f"{one.name}: {len(found) - ROWS} more rows in the folder")
     command.say(console, f"{statement.sentences()[0]}\nResult and statement in {folder}")
@@ -223,15 +223,16 @@ def predict(
     """Apply a trained model to new records: a prediction and probabilities for each row."""
     from forethought.jobs.predict import load
 
+    command.refuse(table.suffix == ".toml", f"{table} is a job: give a table of new records")
     command.to_write(out, overwrite=overwrite, reads=table)
     predictor = load(run)
     rows = predictor.predict_file(table, out, why)
-    classes = predictor.classes
     command.say(command.console_for(quiet or as_json), f"{rows} predictions in {out}")
     if as_json:
-        labels = None if classes is None else list(classes)
-        epsilon = predictor.statement.epsilon.upper
-        command.print_json({"out": str(out), "rows": rows, "classes": labels, "epsilon": epsilon})
+        stated = predictor.statement
+        values = {"out": str(out), "rows": rows, "classes": predictor.classes}
+        values |= {"epsilon": stated.epsilon.upper if stated.private else None}
+        command.print_json({**values, "guarantee": stated.sentences()[0]})
 
 
 @command.app.command(epilog="Example: forethought export runs/patients --onnx patients.onnx")

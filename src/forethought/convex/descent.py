@@ -27,7 +27,7 @@ from forethought.rounds.private_sum import NoisedSum, PrivateRounds
 from forethought.rounds.randomness import Secrets, Seeds
 from forethought.rounds.records import require_unmasked
 from forethought.values.caveats import Caveat
-from forethought.values.checks import one_of, real, require_payer, whole
+from forethought.values.checks import function, instance, one_of, real, require_payer, whole
 from forethought.values.mechanism import (
     Adjacency,
     Budget,
@@ -78,14 +78,6 @@ def _softmax_slope(outputs: Tensor, targets: Tensor) -> Tensor:
     return found.scatter_add_(1, targets.unsqueeze(1), found.new_full((len(found), 1), -1.0))
 
 
-def _squared(outputs: Tensor, targets: Tensor) -> Tensor:
-    return (outputs - _column(targets, outputs)).square_().mul_(0.5)
-
-
-def _squared_slope(outputs: Tensor, targets: Tensor) -> Tensor:
-    return outputs - _column(targets, outputs)
-
-
 def _huber(threshold: float, outputs: Tensor, targets: Tensor) -> Tensor:
     far = (outputs - _column(targets, outputs)).abs_()
     near = far.clamp(max=threshold)
@@ -119,7 +111,7 @@ def loss_and_slope(problem: problems.Problem) -> LossAndSlope:
         case problems.SoftmaxRegression():
             return LossAndSlope(_softmax, _softmax_slope)
         case problems.LinearRegression():
-            return LossAndSlope(_squared, _squared_slope)
+            return LossAndSlope(partial(_huber, math.inf), partial(_huber_slope, math.inf))
         case problems.HuberRegression(threshold=threshold):
             return LossAndSlope(partial(_huber, threshold), partial(_huber_slope, threshold))
         case problems.SmoothedHinge(smoothing=smoothing):
@@ -138,21 +130,6 @@ def loss_and_slope(problem: problems.Problem) -> LossAndSlope:
 
 
 Above = Literal["clip", "refuse"]
-
-
-@dataclass(frozen=True)
-class BoundedRecords:
-    """Records within their bounds.
-
-    Attributes:
-        records: the records that rounds read.
-        features_clipped, targets_clipped: numbers of clipped rows and targets. They are private:
-            for the operator only.
-    """
-
-    records: LinearRecords
-    features_clipped: int
-    targets_clipped: int
 
 
 def matrix(features: Any) -> torch.Tensor:
@@ -223,8 +200,11 @@ def _clip(rows: torch.Tensor, bound: float, above: Above) -> int:
 
 def bounded_records(
     problem: problems.Problem, features: Any, targets: Any, above: Above
-) -> BoundedRecords:
+) -> tuple[LinearRecords, tuple[int, int]]:
     """Records for a problem's rounds, with the constant column appended.
+
+    Returns:
+        The records, and the numbers of clipped rows and targets, for the operator only.
 
     Raises:
         TypeError, ValueError: the data do not fit the problem, or exceed a bound under "refuse".
@@ -236,7 +216,7 @@ def bounded_records(
     values, moved = _targets(problem, targets, above)
     if len(values) != len(rows):
         raise ValueError(f"{len(rows)} rows of features and {len(values)} targets")
-    return BoundedRecords(LinearRecords(rows, values), clipped, moved)
+    return LinearRecords(rows, values), (clipped, moved)
 
 
 def _targets(problem: problems.Problem, targets: Any, above: Above) -> tuple[torch.Tensor, int]:
@@ -381,14 +361,21 @@ def descend(
         raise TypeError(f"plan must come from forethought.convex.plan, not {type(plan).__name__}")
     require_prepared(plan, prepared)
     require_payer(ledger)
+    function("watch", watch)
+    # What does not fit is refused before anything is paid.
+    problem, secrets = plan.problem, Secrets.draw(_settled(seeds))
+    loss = functions_of(problem, slope)
+    records, clipped = bounded_records(problem, features, targets, above)
+    examples, columns = records.features.shape
+    if (examples, columns) != (plan.examples, plan.columns):
+        given = (examples, columns - (plan.columns - plan.features))
+        raise ValueError(
+            f"the plan is for features of shape {(plan.examples, plan.features)}, the data has "
+            f"{given}: the guarantee depends on it. Make the plan with the data's shape"
+        )
+    model = LinearModel(plan.columns, problem.outputs, loss.slope)
+    path = Path(beginning(start, model.weight), problem.l2, problem.radius, plan.accelerated)
     with nullcontext() if ledger is None else ledger.paid(plan.mechanism) as paid:
-        problem = plan.problem
-        loss = functions_of(problem, slope)
-        found = bounded_records(problem, features, targets, above)
-        _require_size(plan, found)
-        model = LinearModel(plan.columns, problem.outputs, loss.slope)
-        path = Path(beginning(start, model.weight), problem.l2, problem.radius, plan.accelerated)
-        secrets = Secrets.draw(seeds or Seeds())
         rounds = PrivateRounds(plan.privacy, dict(model.named_parameters()), loss.loss, secrets)
         if paid is not None:
             before = len(plan.mechanism) - plan.rounds
@@ -400,7 +387,7 @@ def descend(
                 place = path.place(index + 1)
                 model.weight.copy_(place)
                 total = rounds.open(index)
-                total.add(model, found.records)
+                total.add(model, records)
                 noised = total.release()
                 path.step(place, noised.mean().view_as(place), size)
                 if watch is not None:
@@ -415,15 +402,21 @@ def descend(
         if paid is not None:
             words = Caveat("in-the-book", paid.settle()[1])
             statement = replace(statement, caveats=(*statement.caveats, words))
-    return finished(plan, path.weights.numpy(), statement, transcript, found)
+    return finished(plan, path.weights.numpy(), statement, transcript, clipped)
+
+
+def _settled(seeds: Seeds | None) -> Seeds:
+    return instance("seeds", Seeds() if seeds is None else seeds, Seeds)
 
 
 def functions_of(problem: problems.Problem, slope: Slope | None) -> LossAndSlope:
     """The problem's own loss and slope, or the given slope of a DeclaredLoss.
 
     Raises:
+        TypeError: the slope is no function.
         ValueError: a slope for a loss that has its own, or none for a DeclaredLoss.
     """
+    function("slope", slope)
     if slope is None:
         return loss_and_slope(problem)
     if problem.kind != "declared":
@@ -433,17 +426,6 @@ def functions_of(problem: problems.Problem, slope: Slope | None) -> LossAndSlope
         raise NotImplementedError("only the slope of a declared loss is known")
 
     return LossAndSlope(unknown, slope)
-
-
-def _require_size(plan: DescentPlan, found: BoundedRecords) -> None:
-    shape = tuple(found.records.features.shape)
-    if shape != (plan.examples, plan.columns):
-        held = (plan.examples, plan.features)
-        given = (shape[0], shape[1] - (plan.columns - plan.features))
-        raise ValueError(
-            f"the plan is for features of shape {held}, the data has {given}: the guarantee "
-            "depends on it. Make the plan with the data's shape"
-        )
 
 
 def beginning(start: Any | None, weight: Tensor) -> Tensor:
@@ -481,21 +463,14 @@ def finished(
     weights: Array,
     statement: Statement,
     transcript: Transcript,
-    found: BoundedRecords,
+    clipped: tuple[int, int],
 ) -> Descended:
     """A run's results, with the weights of the constant column as the intercept."""
     value, columns = plan.problem.intercept, plan.features
     flat = weights[:, 0] if plan.problem.outputs == 1 else weights
     held = flat[columns:].sum(0) * value if value else np.zeros(flat.shape[1:])
-    return Descended(
-        weights=flat[:columns].copy(),
-        intercept=held if plan.problem.outputs > 1 else float(held),
-        statement=statement,
-        plan=plan,
-        transcript=transcript,
-        features_clipped=found.features_clipped,
-        targets_clipped=found.targets_clipped,
-    )
+    intercept = held if plan.problem.outputs > 1 else float(held)
+    return Descended(flat[:columns].copy(), intercept, statement, plan, transcript, *clipped)
 
 
 # Noise in proportion to the gradient's norm during the run.
@@ -522,39 +497,34 @@ class _StepwiseRun:
         problem: problems.Problem,
         features: Any,
         targets: Any,
-        delta: float,
+        budget: Budget,
         adjacency: Adjacency,
         above: Above,
         seeds: Seeds | None,
         slope: Slope | None,
     ) -> None:
+        instance("budget", budget, Budget)
         self.functions = functions_of(problem, slope)
-        self.problem, self.delta, self.adjacency = problem, delta, adjacency
-        self.records = bounded_records(problem, features, targets, above)
-        columns = self.records.records.features.shape[1]
-        self.model = LinearModel(columns, problem.outputs, self.functions.slope)
+        self.seeds, self.transcript, self.seeded = _settled(seeds), Transcript(), False
+        self.problem, self.budget, self.adjacency = problem, budget, adjacency
+        self.records, self.clipped = bounded_records(problem, features, targets, above)
+        self.columns = self.records.features.shape[1]
+        self.model = LinearModel(self.columns, problem.outputs, self.functions.slope)
         self.path = Path(torch.zeros_like(self.model.weight), problem.l2, problem.radius, False)
         self.clip_norm = real("lipschitz", problem.lipschitz, above=0)
         self.step = 1 / (2 * problem.smoothness)
-        self.seeds, self.transcript, self.seeded = seeds or Seeds(), Transcript(), False
 
     def privacy(self, *rounds: Rounds, budget: Budget | None = None) -> Privacy:
         mechanism = Mechanism(*rounds, adjacency=self.adjacency)
-        size = len(self.records.records)
-        clip = Clip(self.clip_norm)
-        return Privacy(mechanism, size, self.delta, clip, LinearExamples(), budget=budget)
-
-    @property
-    def place(self) -> Tensor:
-        """The point at which the next round evaluates the gradient."""
-        return self.path.place(len(self.transcript) + 1)
+        sizes = len(self.records), self.budget.delta, Clip(self.clip_norm)
+        return Privacy(mechanism, *sizes, LinearExamples(), budget=budget)
 
     def advance(self, rounds: Rounds) -> tuple[NoisedSum, Tensor]:
         """Release one round with fresh secrets, and step; returns the loss's noised gradient, too.
 
         The gradient is that of the mean loss with the term λθ.
         """
-        index, place = len(self.transcript), self.place
+        index, place = len(self.transcript), self.path.weights
         # Every round has number 0 here: with one secret, two equal rounds would have equal noise.
         secrets = Secrets.draw(self.seeds.part(index))
         self.seeded |= secrets.seeded_noise
@@ -563,7 +533,7 @@ class _StepwiseRun:
         with private, torch.no_grad():
             self.model.weight.copy_(place)
             total = private.open(0)
-            total.add(self.model, self.records.records)
+            total.add(self.model, self.records)
             noised = total.release()
         self.transcript.extend(private.transcript)
         gradient = noised.mean().view_as(place)
@@ -576,18 +546,14 @@ class _StepwiseRun:
         """The results, with the plan of the rounds that were run and its statement."""
         budget, details = (None, None) if ledger is None else (ledger.budget, ledger.details())
         parts = tuple(self.transcript.mechanism(self.adjacency))
-        columns = self.records.records.features.shape[1] - bool(self.problem.intercept)
-        plan = DescentPlan(
-            self.problem,
-            self.privacy(*parts, budget=budget),
-            columns,
-            [self.step] * len(self.transcript),
-            hyperparameters=chosen,
-        )
+        columns = self.columns - bool(self.problem.intercept)
+        steps = [self.step] * len(self.transcript)
+        privacy = self.privacy(*parts, budget=budget)
+        plan = DescentPlan(self.problem, privacy, columns, steps, hyperparameters=chosen)
         randomness = Randomness(seeded_noise=self.seeded)
         statement = account(plan, accountant=details, randomness=randomness, not_covered=uses)
         statement = statement.of_run(self.transcript.releases())
-        return finished(plan, self.path.weights.numpy(), statement, self.transcript, self.records)
+        return finished(plan, self.path.weights.numpy(), statement, self.transcript, self.clipped)
 
 
 def descend_steered(
@@ -619,11 +585,9 @@ def descend_steered(
     Raises:
         ValueError, TypeError: data or arguments do not fit.
     """
-    if not isinstance(budget, Budget):
-        raise TypeError(f"budget must be a Budget(epsilon, delta), not {budget!r}")
     most = whole("rounds", rounds)
-    run = _StepwiseRun(problem, features, targets, budget.delta, adjacency, above, seeds, slope)
-    N, d = len(run.records.records), run.model.weight.numel()
+    run = _StepwiseRun(problem, features, targets, budget, adjacency, above, seeds, slope)
+    N, d = len(run.records), run.model.weight.numel()
     moved = Rounds(1.0, 1, FullBatch()).sensitivity(adjacency)
     mu = gaussian_mu(budget.epsilon, budget.delta)
     ledger = GaussianFilter(budget, adjacency)
@@ -666,11 +630,15 @@ def descend_unprotected(
         ValueError, TypeError: data or arguments do not fit, or the budget pays for no round.
     """
     most = whole("rounds", rounds)
-    run = _StepwiseRun(problem, features, targets, budget.delta, "replace-one", "clip", seeds, None)
-    N, d = len(run.records.records), run.model.weight.numel()
-    allowed, spent = gaussian_mu(budget.epsilon, budget.delta) ** 2, 0.0
+    run = _StepwiseRun(problem, features, targets, budget, "replace-one", "clip", seeds, None)
+    N, d = len(run.records), run.model.weight.numel()
+    allowed, spent, every = gaussian_mu(budget.epsilon, budget.delta) ** 2, 0.0, np.arange(N)
     while len(run.transcript) < most:
-        norm = math.sqrt(float(_gradient(run).square().sum()))
+        with torch.no_grad():
+            run.model.weight.copy_(run.path.weights)
+        sums, _ = linear_sums(run.model, run.records, every, run.clip_norm, flat, N)
+        gradient = sums["weight"] / N + problem.l2 * run.path.weights
+        norm = math.sqrt(float(gradient.square().sum()))
         multiplier = max(LEAST_NOISE, norm / math.sqrt(d) * N / run.clip_norm)
         spent += (2 / multiplier) ** 2
         if spent > allowed:
@@ -680,13 +648,3 @@ def descend_unprotected(
         raise ValueError(f"a budget of ε = {budget.epsilon:g} pays for no round of this schedule")
     leak = Caveat("data-dependent-noise", "in proportion to the norm of the gradient")
     return run.finished(Caveat("not-stated"), [*uses_of_data(False), leak])
-
-
-def _gradient(run: _StepwiseRun) -> Tensor:
-    """∇F at the run's place, of clipped gradients, without noise."""
-    records, place = run.records.records, run.place
-    every = torch.arange(len(records)).numpy()
-    with torch.no_grad():
-        run.model.weight.copy_(place)
-    sums, _ = linear_sums(run.model, records, every, run.clip_norm, flat, len(every))
-    return sums["weight"] / len(every) + run.problem.l2 * place

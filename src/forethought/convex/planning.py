@@ -14,7 +14,7 @@ from forethought.accounting.dominating_pair import gaussian_mu
 from forethought.convex.problems import PROBLEMS, Problem, problem_from_dict
 from forethought.convex.schedules import MOST_ROUNDS, Horizon, Schedule, horizon
 from forethought.values.caveats import Caveat, caveats, choice, chosen_but
-from forethought.values.checks import real, settle, whole
+from forethought.values.checks import instance, real, settle, whole
 from forethought.values.mechanism import (
     Adjacency,
     Budget,
@@ -321,8 +321,7 @@ def plan(
     """
     if type(problem) not in PROBLEMS.values():
         raise TypeError(f"problem must be one of forethought.convex's losses, not {problem!r}")
-    if not isinstance(budget, Budget):
-        raise TypeError(f"budget must be a Budget(epsilon, delta), not {budget!r}")
+    instance("budget", budget, Budget)
     N, d = whole("examples", examples), whole("features", features)
     if problem.convexity > problem.smoothness:
         raise ValueError(
@@ -354,22 +353,18 @@ def plan(
         "that follows from the declared bounds"
     )
     mechanism = _within(budget, length, N / C, adjacency, preparation)
-    chosen = hyperparameters or _chosen_by(schedule, clip_norm)
+    given = {"schedule": schedule, "clip norm": clip_norm}
+    own = (name for name, value in given.items() if value is not None)
     return DescentPlan(
         problem,
         Privacy(mechanism, N, budget.delta, Clip(C), LinearExamples(), noise, budget, preparation),
         d,
         length.steps,
         accelerated=accelerated,
-        hyperparameters=chosen,
+        hyperparameters=hyperparameters or chosen_but(own),
         not_covered=not_covered,
         reasons=tuple(why.items()),
     )
-
-
-def _chosen_by(schedule: Schedule | None, clip_norm: float | None) -> Caveat:
-    given = {"schedule": schedule, "clip norm": clip_norm}
-    return chosen_but(name for name, value in given.items() if value is not None)
 
 
 def _prepared(

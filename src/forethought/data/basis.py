@@ -159,15 +159,11 @@ class Basis(_Functions):
     def titles(self, titles: tuple[str, ...]) -> tuple[str, ...]:
         """Names of the added features, from the names of the encoded ones."""
         hats = (
-            f"{titles[place]} near {(at + 1) / 2:.0%} of its range"
+            f"{titles[place]} near {knot / (self.hats - 1):.0%} of its range"
             for place in self.numbers
-            for at in self._places
+            for knot in range(self.hats)
         )
         return (*hats, *(f"wave {number}" for number in range(1, self.waves + 1)))
-
-    @cached_property
-    def _places(self) -> Floats:
-        return np.linspace(-1, 1, self.hats, dtype=np.float32) if self.hats else np.empty(0, "f4")
 
     @cached_property
     def _directions(self) -> tuple[Floats, Floats]:
@@ -207,8 +203,12 @@ class Basis(_Functions):
         if self.waves:
             directions, phases = self._directions
             for first in range(0, len(found), _ROWS):
-                part = numbers[first : first + _ROWS] @ directions
-                part += phases
+                rows = numbers[first : first + _ROWS]
+                # No matrix product: how it rounds a row depends on the row's place and on the
+                # number of rows, so that one record would change the features of others.
+                part = np.tile(phases, (len(rows), 1))
+                for number, along in zip(rows.T, directions, strict=True):
+                    part += number[:, None] * along
                 found[first : first + _ROWS, at:] = np.float32(self._wave) * np.cos(part)
         return found
 

@@ -7,7 +7,7 @@ import re
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import date, timedelta
 from itertools import product
 from typing import Any, ClassVar, Literal, Self, TypeVar, get_args
@@ -57,16 +57,17 @@ class Seen:
     high: float = -math.inf
     whole: bool = True
     words: dict[str, int] = field(default_factory=dict)
+    shown: dict[str, str] = field(default_factory=dict)
     many: bool = False
     days: dict[str, int] = field(default_factory=dict)
-    years: tuple[int, int] = (9999, 1)
+    ends: tuple[date, date] = (date.max, date.min)
     length: int = 0
     looked: int = 0
     same: int = 0
     kept: list[pl.Series] = field(default_factory=list)
     sample: list[NDArray[np.float64]] = field(default_factory=list)
     rising: bool = True
-    last: float | None = None
+    last: float = -math.inf
 
     def add(self, entries: pl.Series, decimal: str) -> None:
         """Add a piece of the column to the summary.
@@ -82,7 +83,10 @@ class Seen:
         present = text.filter(~absent)
         self.length += int(present.str.len_chars().sum())
         if not self.many:
-            for word, count in present.value_counts().rows():
+            pairs = pl.DataFrame({"one": written(entries).filter(~absent), "as": present})
+            # Of several ways to write a word, one is shown.
+            for one, word, count in pairs.group_by("one").agg(pl.min("as"), pl.len()).rows():
+                word = self.shown.setdefault(one, word)
                 self.words[word] = self.words.get(word, 0) + count
             self.many = len(self.words) > 20 * MOST_WORDS
         if self.looked < LOOKED:
@@ -100,8 +104,7 @@ class Seen:
             self.high = max(self.high, float(kinds[-1]))
             self.whole &= bool((kinds == kinds.round()).all())
             values = numbers.to_numpy()
-            before = values[:1] - 1 if self.last is None else np.array([self.last])
-            self.rising &= bool((np.diff(values, prepend=before) > 0).all())
+            self.rising &= bool((np.diff(values, prepend=self.last) > 0).all())
             self.last = float(values[-1])
             if sum(map(len, self.sample)) < LOOKED:
                 self.sample.append(values[:LOOKED])
@@ -109,9 +112,8 @@ class Seen:
             days = _days(present, form).drop_nulls()
             if len(days):
                 self.days[form] = self.days.get(form, 0) + len(days)
-                found = days.dt.year()
-                first, last = int(found.min()), int(found.max())  # type: ignore[arg-type]
-                self.years = (min(self.years[0], first), max(self.years[1], last))
+                first, last = self.ends
+                self.ends = min(first, days.min()), max(last, days.max())  # type: ignore[assignment,type-var]
 
     @property
     def present(self) -> int:
@@ -341,7 +343,10 @@ class Column(ABC):
         elif entries.dtype.is_float():
             absent = absent | entries.is_nan().fill_null(False)
         if self.codes:
-            coded = _pointed(entries, decimal).is_in(list(self.codes))
+            # A float32 is near its code and not equal to it.
+            codes = pl.Series(self.codes, dtype=pl.Float64)
+            codes = codes.append(codes.cast(pl.Float32).cast(pl.Float64))
+            coded = _pointed(entries, decimal).is_in(codes.to_list())
             # Text that is no number is no code; the encoding of the entry refuses it.
             absent = absent | coded.fill_null(False)
         return absent.fill_null(True)
@@ -418,9 +423,9 @@ class Column(ABC):
         if count and self.missing == "refuse" and self._titles(name):
             row = first + int(absent.arg_true()[0]) + 1
             raise UndeclaredError(
-                f"{where}: found nothing in column {name}, example {row}: say what a missing entry "
-                f'means, as in {name} = {{…, missing = "middle"}} (or "category"), or drop the '
-                "column"
+                f"{where}: found nothing in column {name}, example {row}, and training was not "
+                f"told what that means: give an entry, or train with {name} = "
+                '{…, missing = "middle"} (or "category", or "drop")'
             )
         outside.note(outside.missing, name, count)
         features = self._features(where, name, entries, absent, outside)
@@ -585,13 +590,8 @@ class Number(Column):
 @register
 @dataclass(frozen=True)
 class PlainNumber(Column):
-    """A number as it is in the file, used only where no columns are declared.
+    """A number as it is in the file, used only where no columns are declared."""
 
-    Args:
-        decimal: the decimal separator.
-    """
-
-    decimal: str = "."
     kind: ClassVar[str] = "plain"
     form: ClassVar[str] = ""  # a job file cannot declare it
     bound: ClassVar[float] = math.inf
@@ -599,7 +599,7 @@ class PlainNumber(Column):
 
     @classmethod
     def declared(cls, value: Any, options: dict[str, Any], common: Common, decimal: str) -> Self:
-        return cls(**common, decimal=decimal)
+        return cls()
 
     @classmethod
     def proposed(cls, name: str, seen: Seen) -> tuple[Any, str] | None:
@@ -617,16 +617,12 @@ class PlainNumber(Column):
     def _features(
         self, where: str, name: str, entries: pl.Series, absent: pl.Series, outside: Outside
     ) -> Features:
-        return [as_numbers(where, name, entries, absent, self.decimal).astype(np.float32)]
+        return [self.encode(where, name, entries, 0, outside)[:, 0]]
 
     def encode(
         self, where: str, name: str, entries: pl.Series, first: int, outside: Outside
     ) -> Floats:
-        if self != PlainNumber():
-            return super().encode(where, name, entries, first, outside)
-        values = entries.cast(pl.Float64, strict=False)
-        if values.null_count():
-            values = _words(entries).cast(pl.Float64, strict=False)
+        values = _pointed(entries, ".")
         if values.null_count():
             row = int(values.is_null().arg_true()[0])
             entry = "" if entries[row] is None else str(entries[row])
@@ -656,7 +652,7 @@ class Category(Column):
     """One of some words; each word has a feature that is 1 where the entry is that word.
 
     Args:
-        words: the declared words.
+        words: the declared words; "7", "7.0" and " 7" are one, and so are "1" and "true".
         other: True to give all undeclared words one more feature; else they are refused.
         lenient: True to encode an undeclared word as all zeros instead of refusing it.
     """
@@ -719,9 +715,9 @@ class Category(Column):
         count = int(strange.sum())
         outside.note(outside.unknown, name, count)
         if count and not (self.other or self.lenient):
-            row = int(strange.arg_true()[0])
+            entry = str(entries[int(strange.arg_true()[0])]).strip()
             raise UndeclaredError(
-                f"{where}: found {_shown(words[row])} in column {name}, expected one of "
+                f"{where}: found {_shown(entry)} in column {name}, expected one of "
                 f"{', '.join(self.words[:20])}: declare it, or write other = true"
             )
         found = [(words == word).cast(pl.Float32).to_numpy() for word in self.words]
@@ -790,9 +786,13 @@ class Date(Column):
     @classmethod
     def proposed(cls, name: str, seen: Seen) -> tuple[Any, str] | None:
         for form, count in seen.days.items():
-            if seen.mostly(count) and (seen.numbers < seen.present or form == "%Y%m%d"):
-                first, last = seen.years[0] // 10 * 10, seen.years[1] // 10 * 10 + 9
-                day: dict[str, Any] = {"date": [f"{first:04}-01-01", f"{last:04}-12-31"]}
+            # A sheet's times of day are all of one day.
+            if seen.ends[0] == seen.ends[1] or not seen.mostly(count):
+                continue
+            if seen.numbers < seen.present or form == "%Y%m%d":
+                first, last = (end.year // 10 * 10 for end in seen.ends)
+                days = [f"{max(1, first):04}-01-01", f"{last + 9:04}-12-31"]
+                day: dict[str, Any] = {"date": days}
                 if form != "%Y-%m-%d":
                     day["format"] = form
                 why = "days; the decades were taken from the file"
@@ -819,11 +819,10 @@ class Date(Column):
     def _features(
         self, where: str, name: str, entries: pl.Series, absent: pl.Series, outside: Outside
     ) -> Features:
-        if entries.dtype == pl.Date or entries.dtype == pl.Datetime:
+        if entries.dtype in (pl.Date, pl.Datetime):
             days = entries.cast(pl.Date)
         else:
-            form = self.written or _FORMS[0]
-            days = _days(_words(entries), form)
+            days = _days(written(entries), self.written or _FORMS[0])
         wrong = days.is_null() & ~absent
         if wrong.any():
             row = int(wrong.arg_true()[0])
@@ -879,6 +878,8 @@ class Dropped(Column):
 
     @classmethod
     def declared(cls, value: Any, options: dict[str, Any], common: Common, decimal: str) -> Self:
+        if value is not True:
+            raise TypeError(value)
         return cls("category")
 
     @classmethod
@@ -959,9 +960,9 @@ def _column(value: Any, missing: str, decimal: str) -> Column:
     return found
 
 
-def _require_policy(policy: str) -> None:
-    if policy not in POLICIES:
-        raise UndeclaredError(f"missing = {policy!r}: the choice is {', '.join(POLICIES)}")
+def _require_policy(policy: str, allowed: Sequence[str] = POLICIES) -> None:
+    if policy not in allowed:
+        raise UndeclaredError(f"missing = {policy!r}: the choice is {', '.join(allowed)}")
 
 
 def _real(value: Any) -> float:
@@ -1011,7 +1012,8 @@ def outward(low: float, high: float, whole: bool) -> tuple[float, float]:
     0.
     """
     if low == high:
-        return (int(low), int(low) + 1) if whole else (low, low + 1.0)
+        high = low + max(1.0, math.ulp(low))
+        return (int(low), int(high)) if whole else (low, high)
     most = (high - low) / 10
     most = most if math.isfinite(most) else high / 10 - low / 10
     power = 10.0 ** math.floor(math.log10(most))
@@ -1021,7 +1023,8 @@ def outward(low: float, high: float, whole: bool) -> tuple[float, float]:
     if 0 <= first <= 2 * step:
         first = 0.0
     # Rounded, so that a multiple of a fractional step is written without rounding digits.
-    first, last = (float(f"{end:.12g}") for end in (first, last))
+    digits = max(0, -math.floor(math.log10(step)))
+    first, last = (round(end, digits) for end in (first, last))
     return (int(first), int(last)) if whole or (last >= 10 and step >= 1) else (first, last)
 
 
@@ -1051,9 +1054,7 @@ def as_numbers(
             f"{where}: found {_shown(entries[row])} in column {name}, expected a finite number"
             f"{'' if decimal == '.' else f' with {decimal!r} before its fraction, and no point'}"
         )
-    numbers: NDArray[np.float64] = values.to_numpy().astype(np.float64)
-    hidden = absent.to_numpy()
-    return np.where(hidden, np.nan, numbers) if hidden.any() else numbers
+    return np.where(absent.to_numpy(), np.nan, values.to_numpy().astype(np.float64))
 
 
 def _shown(entry: object) -> str:
@@ -1073,12 +1074,10 @@ def _pointed(entries: pl.Series, decimal: str) -> pl.Series:
     return entries.cast(pl.Float64, strict=False)
 
 
-def _words(entries: pl.Series, declared: Sequence[str] = ()) -> pl.Series:
-    if not entries.dtype.is_numeric():
-        return entries.cast(pl.String).str.strip_chars().fill_null("")
-    # A number is 1, as a person writes it; where 1.0 is declared, it is that word in any type.
-    trimmed = (one.rstrip("0").rstrip(".") if "." in one else one for one in declared)
-    return written(entries).fill_null("").replace(dict(zip(trimmed, declared, strict=True)))
+def _words(entries: pl.Series, declared: Sequence[str]) -> pl.Series:
+    """Entries in one spelling, or as they are declared; missing ones are empty."""
+    known = written(pl.Series(declared, dtype=pl.String))
+    return written(entries).fill_null("").replace(dict(zip(known, declared, strict=True)))
 
 
 def _days(words: pl.Series, form: str) -> pl.Series:
@@ -1130,7 +1129,7 @@ class TableSchema:
     records_per_person: int = 4
 
     def __post_init__(self) -> None:
-        _require_policy(self.missing)
+        _require_policy(self.missing, get_args(Missing))
         if not self.columns:
             raise UndeclaredError("[data.columns] declares nothing: name every column in it")
         if self.target_range is not None:
@@ -1144,10 +1143,14 @@ class TableSchema:
 
     def parsed(self) -> dict[str, Column]:
         """The declared columns as :class:`Column` objects, by name."""
-        return {
+        found = {
             name: column(name, value, missing=self.missing, decimal=self.form.decimal)
             for name, value in self.columns.items()
         }
+        for name, kind in found.items():
+            if not kind.form:
+                raise UndeclaredError(f"column {name}: declare it as {_forms()}")
+        return found
 
 
 # A declared range is reported if it is at least so many times wider than the range of its numbers.
@@ -1311,13 +1314,3 @@ class Encoder(Stored):
         for name in ("classes", "target_range"):
             values[name] = None if values[name] is None else tuple(values[name])
         return cls(**{**values, "columns": tuple(columns)}, form=form)
-
-    def with_classes(self, classes: Sequence[Any]) -> Encoder:
-        """The same encoder with these names of the classes."""
-        return replace(self, classes=tuple(_called(label) for label in classes))
-
-
-def _called(label: Any) -> str:
-    """A class as a person writes it: 1, not 1.0."""
-    number = isinstance(label, float | np.floating)
-    return str(int(label)) if number and float(label).is_integer() else str(label)

@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
+import polars as pl
 from numpy.typing import NDArray
 
 from forethought.data.columns import MISSING_WORDS
-from forethought.data.files import LABEL_NEEDED, DataError
+from forethought.data.files import LABEL_NEEDED, DataError, distinct, named, one_by_one, written
 from forethought.values.caveats import Caveat, of_role
 
 if TYPE_CHECKING:
@@ -263,12 +264,11 @@ class Declared:
             return
         if self.task in ("regression", "multilabel"):
             raise DataError("classes= goes with task 'classification': drop one of the two")
-        object.__setattr__(self, "classes", tuple(self.classes))
-        texts = [str(label).strip() for label in self.classes]
-        if len(set(texts)) < len(texts) or not 2 <= len(texts) <= MOST_CLASSES:
+        words = written(pl.Series(list(map(_called, self.classes))))
+        if words.n_unique() < len(words) or not 2 <= len(words) <= MOST_CLASSES:
             raise DataError(
                 f"classes must be two or more different labels (at most {MOST_CLASSES}), not "
-                f"{list(self.classes)!r}"
+                f"{list(self.classes)!r}; 1, 1.0 and true are the same one"
             )
 
     @property
@@ -296,25 +296,18 @@ class Labels:
         self, path: Path | str, raw: NDArray[Any], declared: Declared | None = None
     ) -> None:
         self._declared = declared or Declared()
-        self._order: NDArray[np.int64] | None = None
-        self.kinds: NDArray[Any] | None = None
+        self.kinds: pl.Series | None = None
         if self._declared.classes is not None:
-            self._fix(self._declared.classes)
+            self.kinds = pl.Series(list(map(_called, self._declared.classes)))
             return
-        if self._declared.task == "regression" and not len(raw):
-            return  # there is no label to check, and nothing to find out
+        if self._declared.task == "regression":
+            return
         values = _numbers(path, raw)
         kinds = np.unique(values)
         numeric = values.dtype.kind == "f"
-        if self._declared.task == "regression":
-            if not numeric:
-                row = next((at for at, entry in enumerate(raw) if not is_number(entry)), 0)
-                raise DataError.unexpected(
-                    path,
-                    f"the label {raw[row]} in example {row + 1}",
-                    "numbers, as for a regression",
-                )
-            return
+        if not numeric:  # of several ways to write a word, one is the class
+            first = np.unique(written(pl.Series(kinds)).to_numpy(), return_index=True)[1]
+            kinds = kinds[np.sort(first)]
         # Beside one other word, such as "none" beside a diagnosis, it is a class.
         lacking = np.zeros(0, bool) if numeric else np.isin(np.char.lower(values), MISSING_WORDS)
         if lacking.any() and len(np.unique(values[~lacking])) > 1:
@@ -325,8 +318,8 @@ class Labels:
                 f"{LABEL_NEEDED}; classes= declares it if it is one",
             )
         whole = not numeric or bool((kinds == np.round(kinds)).all())
-        few = len(kinds) <= MOST_CLASSES
-        self.kinds = kinds if few and (whole or self._declared.task is not None) else None
+        if len(kinds) <= MOST_CLASSES and (whole or self._declared.task is not None):
+            self.kinds = pl.Series(kinds)
         if self.kinds is None and (not numeric or self._declared.task is not None):
             raise DataError.unexpected(
                 path,
@@ -338,25 +331,15 @@ class Labels:
                 path, f"only the label {kinds[0] if len(kinds) else 'of no example'}", "two or more"
             )
 
-    def _fix(self, classes: Sequence[str | float]) -> None:
-        try:
-            kinds: NDArray[Any] = np.array([float(label) for label in classes])
-        except ValueError:
-            kinds = np.array([str(label).strip() for label in classes])
-        order = np.argsort(kinds)
-        self.kinds, self._order = kinds[order], order.astype(np.int64)
-
     @property
     def classes(self) -> int | None:
         """The number of classes; None for regression."""
         return None if self.kinds is None else len(self.kinds)
 
     @property
-    def names(self) -> list[str | float] | None:
-        """The names of the classes, class 0 first; None for regression."""
-        if self._declared.classes is not None:
-            return list(self._declared.classes)
-        return None if self.kinds is None else self.kinds.tolist()
+    def names(self) -> tuple[str, ...] | None:
+        """The names of the classes as a person writes them, class 0 first; None for regression."""
+        return None if self.kinds is None else tuple(map(_called, self.kinds))
 
     @property
     def caveats(self) -> tuple[Caveat, ...]:
@@ -373,40 +356,54 @@ class Labels:
         return tuple(found)
 
     def encode(
-        self, path: Path | str, raw: NDArray[Any]
+        self, path: Path | str, raw: NDArray[Any] | pl.Series
     ) -> NDArray[np.int64] | NDArray[np.float32]:
         """Labels as int64 classes from 0, or as float32 values.
 
         Raises:
             DataError: a label that is not among the classes; names the first one.
         """
-        values = _numbers(path, raw)
         if self.kinds is None:
+            values = _numbers(path, np.asarray(raw))
             if values.dtype.kind != "f":
-                raise DataError.unexpected(path, f"the label {values[0]}", "numbers")
+                row = next((at for at, entry in enumerate(raw) if not is_number(entry)), 0)
+                label = f"the label {raw[row]} in example {row + 1}"
+                raise DataError.unexpected(path, label, "numbers, as for a regression")
             return values.astype(np.float32)
-        if values.dtype.kind != self.kinds.dtype.kind and self._order is not None:
-            # Declared as words: if a file's labels are all numbers, they are compared as text.
-            values = np.char.strip(raw.astype(str)) if self.kinds.dtype.kind == "U" else values
-        alike = values.dtype.kind == self.kinds.dtype.kind
-        known = np.isin(values, self.kinds) if alike else np.zeros(len(values), bool)
-        if not known.all():
-            row = int((~known).argmax())
-            whose = "the training file's labels" if self._order is None else "the declared classes"
-            raise DataError.unexpected(
-                path,
-                f"label {values[row]} in example {row + 1}",
-                f"one of {whose} {', '.join(sorted(map(str, self.names or ()))[:20])}",
-            )
-        places = np.searchsorted(self.kinds, values).astype(np.int64)
-        return places if self._order is None else self._order[places]
+        entries = pl.Series("label", raw)
+        known, labels = written(self.kinds), written(entries)
+        numbers = known.cast(pl.Float64, strict=False)
+        # As numbers, if the classes are different ones: 1.1 and 1.10 are words.
+        if numbers.is_finite().fill_null(False).all() and numbers.n_unique() == len(known):
+            known, labels = numbers, labels.cast(pl.Float64, strict=False)
+        else:
+            distinct(path, entries)
+        place = dict(zip(known, range(len(known)), strict=True))
+        found = labels.replace_strict(place, default=None, return_dtype=pl.Int64)
+        if found.null_count():
+            row = int(found.is_null().arg_true()[0])
+            entry = "" if entries[row] is None else str(entries[row]).strip()
+            given = self._declared.classes is not None
+            whose = "the declared classes" if given else "the training file's labels"
+            names = ", ".join(sorted(self.names or ())[:20])
+            label, wanted = f"label {entry}", f"one of {whose} {names}"
+            if not entry:
+                label, wanted = "no label", LABEL_NEEDED
+            raise DataError.unexpected(path, f"{label} in example {row + 1}", wanted)
+        return found.to_numpy(writable=True)
+
+
+def _called(label: Any) -> str:
+    """A class as a person writes it: 1, not 1.0."""
+    number = isinstance(label, float | np.floating)
+    return str(int(label)) if number and float(label).is_integer() else str(label)
 
 
 # Words for a label that a record has, and for one that it has not.
-_HAS, _HAS_NOT = ("1", "1.0", "yes", "true", "y", "t"), ("0", "0.0", "no", "false", "n", "f")
+_HAS, _HAS_NOT = ("1", "yes", "y", "t"), ("0", "no", "n", "f")
 
 
-def label_column(where: str, name: str, entries: Sequence[str]) -> NDArray[np.float32]:
+def label_column(where: str, name: str, entries: Sequence[str] | pl.Series) -> NDArray[np.float32]:
     """A column of one label, float32, (N,): 1 for records that have it, 0 for the others.
 
     Args:
@@ -416,11 +413,12 @@ def label_column(where: str, name: str, entries: Sequence[str]) -> NDArray[np.fl
         DataError: any other entry, a missing one included; the message names the record.
     """
     known = {**dict.fromkeys(_HAS, 1.0), **dict.fromkeys(_HAS_NOT, 0.0)}
-    found = [known.get(entry.strip().lower()) for entry in entries]
+    words = written(pl.Series(entries)).fill_null("").to_list()
+    found = [known.get(word.lower()) for word in words]
     if None in found:
         row = found.index(None)
         raise DataError.unexpected(
-            where, f"{entries[row]!r} in label {name}, example {row + 1}", "1 or 0, yes or no"
+            where, f"{words[row]!r} in label {name}, example {row + 1}", "1 or 0, yes or no"
         )
     return np.array(found, np.float32)
 
@@ -494,25 +492,32 @@ def of_persons(
 
     Raises:
         DataError: a row without a person, different lengths, several whole numbers a row, masked
-            entries, or a number outside 1 to 1000.
+            entries, inputs or targets that are no numbers, or no whole number from 1 to 1000.
     """
     if np.ma.is_masked(inputs) or np.ma.is_masked(targets):
         raise DataError("some entries are masked: fill them (array.filled(…)), or drop these rows")
-    values = np.asarray(targets)
+    try:
+        given, values = np.asarray(inputs, np.float32), np.asarray(targets)
+        values = values if values.dtype.kind in "iub" else values.astype(np.float32)
+        names = persons.tolist() if hasattr(persons, "tolist") else list(persons)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise DataError(
+            "inputs and targets are arrays of numbers, with whole numbers from 0 as classes, and "
+            f"persons a name or number a row: {error}"
+        ) from error
     labels = values.dtype.kind in "iub"
     if labels and values.ndim != 1:
         raise DataError(
             f"whole numbers as targets are classes, one a row, not of shape {values.shape}: give "
             "targets.ravel(), or floats for several values a row"
         )
-    kept_as = values.astype(np.int64) if labels else values.astype(np.float32)
-    rows = Split(np.asarray(inputs, np.float32), kept_as)
+    rows = Split(given, values.astype(np.int64) if labels else values)
     if len(rows.inputs) != len(rows):
         raise DataError(f"{len(rows.inputs)} rows of inputs and {len(rows)} of targets")
-    names = np.array([str(person) for person in persons])
-    mask = kept(row_contents(rows.inputs, rows.targets), names.tolist(), records_per_person)
+    owners = np.array(named("of_persons", pl.Series("persons", one_by_one(names))))
+    mask = kept(row_contents(rows.inputs, rows.targets), owners.tolist(), records_per_person)
     classes = int(values.max()) + 1 if labels and len(values) else None
-    whose: dict[str, Any] = {"persons": names[mask], "records_per_person": records_per_person}
+    whose: dict[str, Any] = {"persons": owners[mask], "records_per_person": records_per_person}
     return Dataset("arrays", rows.at(mask), None, classes, **whose)
 
 
@@ -534,8 +539,8 @@ def _places(
     contents: Iterable[bytes], persons: Sequence[str], most: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """The number of each row's person, and the row's position among that person's rows."""
-    if isinstance(most, bool) or not 1 <= most <= MOST_ROWS:
-        raise DataError(f"records_per_person must be from 1 to {MOST_ROWS}, not {most!r}")
+    if isinstance(most, bool) or most not in range(1, MOST_ROWS + 1):
+        raise DataError(f"records_per_person must be whole, from 1 to {MOST_ROWS}, not {most!r}")
     order = _hashes(contents, _KEEP_KEY)
     if len(persons) != len(order) or any(name.strip().lower() in _NOBODY for name in persons):
         raise DataError("a row has no person: drop it, or give it one")

@@ -157,7 +157,7 @@ EXTRACTORS = {
         ),
         Extractor(
             "deskewed",
-            "deskewed/1",
+            "deskewed/2",
             "deskewed images",
             f"deskewing needs grey images (N, 1, H, W) of {LEAST} to {_SIDE}",
             "images deskewed, each by its own moments",
@@ -169,7 +169,7 @@ EXTRACTORS = {
         ),
         Extractor(
             "handwriting",
-            "handwriting/1",
+            "handwriting/2",
             "scattering coefficients of deskewed images",
             f"handwriting needs grey images (N, 1, H, W) of {LEAST} to {_SIDE}",
             f"inputs deskewed, each by its own moments, and replaced by {_COEFFICIENTS}, then "

@@ -17,6 +17,7 @@ import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import IO, Any, Literal, get_args
 
@@ -245,7 +246,17 @@ _QUOTE, _NEWLINE, _RETURN = b'"'[0], b"\n"[0], b"\r"[0]
 _EXACT = 2.0**53
 # How a sheet's number comes where it is text.
 _AS_IN_SHEETS = r"^-?(0|[1-9]\d*)(\.\d*[1-9])?$"
-_MIDNIGHT = r"^(\d{4}-\d\d-\d\d) 00:00:00$"
+# What strip_chars takes away: str.strip() takes the separators of ASCII as well.
+_BLANKS = "".join(c for c in map(chr, range(0x3001)) if c.isspace() and not "\x1c" <= c <= "\x1f")
+# What stands for the same entry → its one spelling; other words, such as 1.10 or 01, stay.
+_SPELLINGS = (
+    (r"^(-?\d+)\.0+$", "$1"),
+    (r"^-0$", "0"),
+    (r"^(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)(?:(\.\d*[1-9])0+|\.0+)\b", "$1$2"),
+    (r"^(\d{4}-\d\d-\d\d) 00:00:00$", "$1"),
+    (r"^(?i:true)$", "1"),
+    (r"^(?i:false)$", "0"),
+)
 # Excel's first line sep=; names the separator to Excel alone: it becomes a blank line.
 EXCEL = re.compile(r"\A\ufeff?sep=.(?=[\r\n])", re.IGNORECASE)
 
@@ -317,11 +328,13 @@ def distinct(where: Path | str, entries: pl.Series) -> pl.Series:
 
 
 def written(entries: pl.Series) -> pl.Series:
-    """Entries as text, each in a spelling that follows from that entry alone; null stays null.
+    """Entries as text, each in one spelling that follows from that entry alone; null stays null.
 
-    The type of a column follows from all of its entries: one more can make floats of whole
-    numbers, or give decimals and times more digits. So a whole number has no point in any type, a
-    float32 has the same digits in float64, no fraction ends with zeros, and a midnight is its day.
+    The type of a column, and how a program writes it, follow from all of its entries: one more can
+    make floats of whole numbers or numbers of truths, give decimals and times more digits, or put
+    blanks before words. So there are none around a word, 7.0 is 7, true is 1, a float32 has the
+    same digits in float64, the fraction of a decimal or a time ends with no zero, and a midnight is
+    its day. All that compares persons or words compares them in this spelling.
     """
     if entries.dtype.is_float():
         numbers = entries.cast(pl.Float64)
@@ -329,9 +342,58 @@ def written(entries: pl.Series) -> pl.Series:
         fractions = single.cast(pl.String).zip_with(single == numbers, numbers.cast(pl.String))
         return whole.cast(pl.String).zip_with(whole == numbers, fractions)
     text = entries.cast(pl.String)
-    if entries.dtype.is_decimal() or entries.dtype == pl.Datetime:
-        text = text.str.replace(r"(\.\d*[1-9])0+\b|\.0+\b", "$1").str.replace(_MIDNIGHT, "$1")
+    if entries.dtype.is_decimal():
+        return text.str.replace(r"(\.\d*[1-9])0+$|\.0+$", "$1")
+    text = text.str.strip_chars()
+    for found, spelling in _SPELLINGS:
+        if text.str.contains(found).any():  # replacing takes much longer than looking
+            text = text.str.replace(found, spelling)
     return text
+
+
+def named(where: Path | str, entries: pl.Series) -> list[str]:
+    """Persons or sites in one spelling; missing ones are empty. Raises DataError: see distinct."""
+    return written(distinct(where, entries)).fill_null("").to_list()
+
+
+def word(entry: Any) -> str:
+    """One entry as text; None is "", and True and False are "1" and "0".
+
+    Raises:
+        DataError: the entry is no word, number or time.
+    """
+    if isinstance(entry, str | int | np.bool_):
+        return entry if isinstance(entry, str) else str(int(entry))
+    one = pl.Series([entry.item() if isinstance(entry, np.generic) else entry])
+    if one.dtype.is_nested() or one.dtype in (pl.Object, pl.Binary, pl.Duration):
+        raise DataError(
+            f"found an entry of type {type(entry).__name__}: give words, numbers or times"
+        )
+    return str(written(one).fill_null("")[0])
+
+
+def spelled(text: str) -> str:
+    """A word in the spelling of :func:`written`."""
+    # Not by polars: a process that is forked after its threads have begun cannot use them.
+    text = text.strip(_BLANKS)
+    for found, spelling in _SPELLINGS:
+        text = re.sub(found, spelling.replace("$", "\\"), text)
+    return text
+
+
+def one_by_one(entries: Any) -> Any:
+    """Entries without a type of their own as text, unless all are words or all are floats.
+
+    Raises:
+        DataError: as of :func:`word`.
+    """
+    kind = getattr(entries, "dtype", np.dtype(object))
+    if isinstance(entries, str) or not isinstance(entries, Iterable) or kind != np.dtype(object):
+        return entries
+    held = list(entries)
+    if {type(one) for one in held if one is not None} in ({str}, {float}):
+        return held
+    return pl.Series(map(word, held), dtype=pl.String)
 
 
 @dataclass(frozen=True)
@@ -369,11 +431,11 @@ class Table:
         names: list[str] | None = None
         line = 0
         for piece in self._pieces_of_text():
-            shape = _shape(self.path, piece, ord(self.form.separator), line)
-            line += shape.lines
-            if not shape.rows:
+            lines, first, rows, text = _shape(self.path, piece, ord(self.form.separator), line)
+            line += lines
+            if not rows:
                 continue
-            frame = self._parsed(shape.text, shape.rows)
+            frame = self._parsed(text, rows)
             if names is None:
                 names = [str(number) for number in range(frame.width)]
                 if self.form.header:
@@ -381,7 +443,7 @@ class Table:
                     frame = frame[1:]
             if frame.width != len(names):
                 raise DataError.unexpected(
-                    self.path, f"{frame.width} entries in line {shape.first}", f"{len(names)}"
+                    self.path, f"{frame.width} entries in line {first}", f"{len(names)}"
                 )
             frame.columns = names
             yield frame
@@ -415,22 +477,29 @@ class Table:
     def _pieces_of_text(self) -> Iterator[bytes]:
         """The text in UTF-8, cut between lines, without comment lines."""
         rest = b""
-        for piece in self._decoded():
+        for piece in self._without_comments():
             whole = rest + piece
             end = _last_line_end(whole)
             rest = whole[end:]
             if end:
-                yield self._without_comments(whole[:end])
+                yield whole[:end]
         if rest:
-            yield self._without_comments(rest)
+            yield rest
 
-    def _without_comments(self, piece: bytes) -> bytes:
+    def _without_comments(self) -> Iterator[bytes]:
         if self.form.comment is None:
-            return piece
-        # Comment lines become blank, so that line numbers in messages are those of the file.
-        mark = self.form.comment.encode()
-        lines = piece.split(b"\n")
-        return b"\n".join(b"" if line.lstrip().startswith(mark) else line for line in lines)
+            yield from self._decoded()
+            return
+        # Comment lines become blank, so that line numbers in messages are those of the file. What
+        # is inside of quotes is no comment, and a comment's own quotes are none.
+        mark, rest, inside = self.form.comment.encode(), b"", False
+        for piece in chain(self._decoded(), [b"\n"]):
+            *lines, rest = (rest + piece).split(b"\n")
+            for at, line in enumerate(lines):
+                if not inside and line.lstrip().startswith(mark):
+                    lines[at] = b""
+                inside ^= lines[at].count(b'"') % 2 == 1
+            yield b"".join(line + b"\n" for line in lines)
 
     def _decoded(self) -> Iterator[bytes]:
         name = codecs.lookup(self.form.encoding).name
@@ -477,9 +546,8 @@ class Table:
         with self._reported("Excel"):
             frame = self._sheet({})
             self._names(tuple(frame.columns))
-            # Beside a word, numbers become text of nine decimals, and days get a midnight. But one
-            # record must not change what others say.
-            frame = frame.with_columns(pl.col(pl.String).str.replace(_MIDNIGHT, "$1"))
+            # Beside a word, numbers become text of nine decimals. But one record must not change
+            # what others say.
             number = frame.select(pl.col(pl.String).str.contains(_AS_IN_SHEETS))
             mixed = {one.name: pl.Float64 for one in number if one.any()}
             exact = self._sheet(mixed) if mixed else frame
@@ -509,8 +577,11 @@ class Table:
             if not known and module not in ("_fastexcel", "fastexcel", "pyo3_runtime"):
                 raise
             first = str(error).partition("\n")[0]
+            column = re.search(r"(?:in|for) column '?([^'\n]+)", str(error))
+            if kind == "Excel" and column is not None:
+                first = f"column {column[1]}: write numbers from 2^63 on, and durations, as text"
             raise DataError.unexpected(
-                self.path, f"no readable {kind} file ({first})", f"a {kind} file"
+                self.path, f"no readable {kind} file ({first})", "one"
             ) from (error if known else None)
 
 
@@ -540,16 +611,6 @@ def _with_entries(frame: pl.DataFrame) -> pl.DataFrame:
     return frame.with_columns(changed)
 
 
-@dataclass(frozen=True)
-class _Shape:
-    """A piece: numbers of all and of filled lines, the first one's number, text without blanks."""
-
-    lines: int
-    rows: int
-    first: int
-    text: bytes
-
-
 def _outside_quotes(text: NDArray[np.uint8]) -> NDArray[np.bool_] | None:
     """True for each byte outside quotes; None if there is no quote."""
     quotes = text == _QUOTE
@@ -570,8 +631,11 @@ def _last_line_end(piece: bytes) -> int:
     return int(found[-1]) + 1 if len(found) else 0
 
 
-def _shape(path: Path, piece: bytes, separator: int, before: int) -> _Shape:
+def _shape(path: Path, piece: bytes, separator: int, before: int) -> tuple[int, int, int, bytes]:
     """Check that all filled lines of a piece have the same number of entries.
+
+    Returns:
+        The number of lines, the first filled one's number, how many are filled, and their text.
 
     Raises:
         DataError: a line differs, or a quote does not end; the message names the line.
@@ -604,4 +668,4 @@ def _shape(path: Path, piece: bytes, separator: int, before: int) -> _Shape:
     if not filled.all():
         blank = stops[~filled]
         piece = np.delete(text, blank[blank < len(text)]).tobytes()
-    return _Shape(len(stops), int(filled.sum()), first, piece)
+    return len(stops), first, int(filled.sum()), piece

@@ -32,6 +32,7 @@ DIRECTIONS, SPARE = 256, 40  # eigenvectors of Σ; further ones in the iteration
 PASSES = 4
 RIDGE, POWER = 0.3, 0.25
 _PART = 2000  # images at a time, which bounds memory
+_UNIT, _SHARE = 2.0**16, 2.0**24  # units to 1, of features and of directions
 
 
 def handwriting_features(images: torch.Tensor) -> torch.Tensor:
@@ -46,13 +47,18 @@ def handwriting_features(images: torch.Tensor) -> torch.Tensor:
     """
     out = torch.empty(shape_of(tuple(images.shape)))
     mean, directions, factors = evening(*images.shape[2:])
+    # Sums of whole numbers below 2⁵³, which float64 holds, since features have a norm below 2⁹. A
+    # product in float32 would round one image by how many others there are, and by its place.
+    matrix = (directions.double() * _SHARE).round_()
     for start in range(0, len(images), _PART):
         part = _scattered(images[start : start + _PART]).flatten(1) - mean
-        part += (part @ directions * factors) @ directions.T
-        part /= part.norm(dim=1, keepdim=True).clamp_min(1e-6)
+        whole = (part.double() * _UNIT).round_()
+        along = (whole @ matrix * (factors / _SHARE)).round_()
+        whole = (whole + along @ matrix.T / _SHARE).round_()
+        norm = (whole * whole).sum(1, keepdim=True).sqrt_().clamp_min_(1.0)
         # Truncated, not rounded: the norm stays at most 1.
-        part.view(torch.int32).bitwise_and_(-0x10000)
-        out[start : start + _PART] = part.view(-1, *out.shape[1:])
+        single = (whole / norm).float().view(torch.int32) & -0x10000
+        out[start : start + _PART] = single.view(torch.float32).view(-1, *out.shape[1:])
     return out
 
 
@@ -72,10 +78,8 @@ def evening(height: int, width: int) -> tuple[torch.Tensor, torch.Tensor, torch.
         known[-1, 1:] = factors.numpy()
         if path is not None:
             keep_array(path, known)
-    parts = known[:-1, 0], known[:-1, 1:], known[-1, 1:]
-    # Contiguous, as computed: products of another memory layout differ in their last bits.
-    mean, directions, factors = (torch.from_numpy(np.ascontiguousarray(part)) for part in parts)
-    return mean, directions, factors
+    rows = torch.from_numpy(known)
+    return rows[:-1, 0], rows[:-1, 1:], rows[-1, 1:]
 
 
 def path_of(height: int, width: int) -> Path | None:
@@ -121,7 +125,6 @@ def _scattered(images: torch.Tensor) -> torch.Tensor:
 
 
 MOST_SHEAR = 0.7  # pixels across for one down, as a limit: a horizontal dash has no clear slant
-_AT_ONCE = 5000  # images at a time, which bounds memory
 _INK = 1e-3  # lower bound of the divisor, so that an empty image stays empty
 
 
@@ -140,10 +143,10 @@ def deskewed(images: torch.Tensor) -> torch.Tensor:
     if images.ndim != 4 or images.shape[1] != 1:
         raise ValueError(f"deskewing takes images (N, 1, H, W), not shape {tuple(images.shape)}")
     out = torch.empty_like(images)
-    for start in range(0, len(images), _AT_ONCE):
-        part = images[start : start + _AT_ONCE]
+    for start in range(0, len(images), _PART):
+        part = images[start : start + _PART]
         lattice = functional.affine_grid(_upright(part), list(part.shape), align_corners=False)
-        out[start : start + _AT_ONCE] = functional.grid_sample(part, lattice, align_corners=False)
+        out[start : start + _PART] = functional.grid_sample(part, lattice, align_corners=False)
     return out
 
 
@@ -153,10 +156,12 @@ def _upright(images: torch.Tensor) -> torch.Tensor:
     ink = images[:, 0]
     y, x = torch.arange(H, dtype=ink.dtype), torch.arange(W, dtype=ink.dtype)
     total = ink.sum((1, 2)).clamp_min(_INK)
-    middle_y, middle_x = (ink.sum(2) @ y) / total, (ink.sum(1) @ x) / total
+    # Sums along one image, and no matrix products: how these round depends on the other images.
+    rows, columns = ink.sum(2), ink.sum(1)
+    middle_y, middle_x = (rows * y).sum(1) / total, (columns * x).sum(1) / total
     down, across = y - middle_y[:, None], x - middle_x[:, None]
-    height = (ink.sum(2) * down**2).sum(1) / total
-    slant = torch.einsum("nhw,nh,nw->n", ink, down, across) / total
+    height = (rows * down**2).sum(1) / total
+    slant = ((ink * down[:, :, None]).sum(1) * across).sum(1) / total
     shear = (slant / height.clamp_min(1.0)).clamp(-MOST_SHEAR, MOST_SHEAR)
     found = torch.zeros(len(images), 2, 3)
     found[:, 0, 0] = found[:, 1, 1] = 1

@@ -32,13 +32,12 @@ from forethought.data.files import (
     TABLES,
     DataError,
     data_folder,
-    distinct,
     find,
     finite,
+    named,
     read,
     required,
     resolve,
-    written,
 )
 from forethought.data.tables import Aside, load_table
 from forethought.values.caveats import Caveat
@@ -172,7 +171,7 @@ def _persons(path: Path, key: str, arrays: dict[str, NDArray[Any]], examples: in
     values = _targets(path, key, arrays)
     if len(values) != examples:
         raise DataError.unexpected(path, f"{len(values)} entries in {key}", f"{examples}")
-    return [(one or "").encode() for one in written(distinct(path, pl.Series(key, values)))]
+    return [one.encode() for one in named(path, pl.Series(key, values))]
 
 
 def _archive(path: Path) -> dict[str, NDArray[Any]]:

@@ -246,12 +246,6 @@ def shares(
     )
 
 
-def disjoint(parts: Sequence[Indices]) -> bool:
-    """True if no record is in two shares, which a statement over disjoint shares assumes."""
-    everything = np.concatenate(list(parts))
-    return len(np.unique(everything)) == len(everything)
-
-
 def share_of(dataset: Dataset, part: Indices) -> Dataset:
     """A data set whose training part is one share; the test part stays."""
     persons = None if dataset.persons is None else dataset.persons[part]

@@ -43,7 +43,7 @@ from forethought.data.dataset import (
     split_hashes,
     told_apart,
 )
-from forethought.data.files import DataError, Kind, Table, TableFormat, distinct, read, written
+from forethought.data.files import DataError, Kind, Table, TableFormat, named, read, written
 from forethought.values.caveats import Caveat
 from forethought.values.checks import meant
 
@@ -152,36 +152,32 @@ def require_words(path: Path, name: str, words: list[str]) -> None:
 def require_small(path: Path, name: str, numbers: NDArray[np.float32]) -> None:
     """Refuse an undeclared column of large numbers, which would dominate all others in clipping.
 
+    Warns if a number that stands for "missing" would be read as a measurement.
+
     Raises:
         DataError: the message names the column and says how to declare its range.
     """
-    if not (np.abs(numbers) > LARGE).any() or not np.isfinite(numbers).all():
-        return
-    kinds = np.unique(numbers)
-    if float(kinds[0]) in CODES and kinds[1] >= 0:
-        code = f"{kinds[0]:g}"
+    low = numbers.min(initial=np.inf)
+    others = numbers[numbers != low] if float(low) in CODES else numbers[:0]
+    coded = bool(len(others)) and others.min() >= 0
+    large = (np.abs(numbers) > LARGE).any() and np.isfinite(numbers).all()
+    if large and coded:
+        code = f"{low:g}"
         raise DataError(
             f"{path}: column {name} holds {code} and nothing else below 0: if that stands for a "
             f"missing value, say so under [data.columns]: {name} = {{range = [0, 100], missing = "
             f'"middle", codes = [{code}]}} with its true range'
         )
-    raise DataError(
-        f"{path}: column {name} holds numbers beyond {LARGE:g}: declare its range under "
-        f"[data.columns], such as {name} = [0, 1000], so that it is scaled without a look at the "
-        f'data, or {name} = "drop". forethought init {path.name} writes the whole table'
-    )
-
-
-def warn_of_codes(path: Path, name: str, numbers: NDArray[np.float32]) -> None:
-    """Warn if a number that stands for "missing" would be read as a measurement."""
-    if not len(numbers) or float(numbers.min()) not in CODES:
-        return
-    kinds = np.unique(numbers)
-    if len(kinds) > 2 and float(kinds[0]) in CODES and kinds[1] >= 0:
-        count = int((numbers == kinds[0]).sum())
+    if large:
+        raise DataError(
+            f"{path}: column {name} holds numbers beyond {LARGE:g}: declare its range under "
+            f"[data.columns], such as {name} = [0, 1000], so that it is scaled without a look at "
+            f'the data, or {name} = "drop". forethought init {path.name} writes the whole table'
+        )
+    if coded and (others != others[0]).any():
         warnings.warn(
-            f"{path}: column {name} holds {kinds[0]:g} in {count} rows and nothing else below 0: "
-            "if that stands for a missing value, fill or drop it beforehand",
+            f"{path}: column {name} holds {low:g} in {int((numbers == low).sum())} rows and "
+            "nothing else below 0: if that stands for a missing value, fill or drop it beforehand",
             SuspiciousDataWarning,
             stacklevel=5,
         )
@@ -222,8 +218,6 @@ class _Text:
         first, second = _first_lines(path)
         header = label in first
         names = first if header else [str(number) for number in range(len(first))]
-        if header and len(set(first)) < len(first):
-            raise DataError.unexpected(path, "two columns of one name", "different names")
         at = _place(path, first, label, "the label")
         if not header and second and _looks_like_names(first, second):
             raise DataError(
@@ -357,8 +351,9 @@ class Aside:
 
     @property
     def kept(self) -> list[str]:
-        """The columns to keep beside the features: targets, and person or site."""
-        return sorted({*self.targets, *filter(None, (self.person or self.site,))})
+        """The columns to keep beside the features: targets, and person (with split_by) or site."""
+        held = (self.person, self.split_by) if self.person else (self.site,)
+        return sorted({*self.targets, *filter(None, held)})
 
     @property
     def names(self) -> set[str]:
@@ -422,12 +417,13 @@ def load_table(
     rows = reader.read(path, share, outside)
     labels = None
     if not aside.labels:
-        seen = np.array(_text(rows.aside[aside.label]) if schema is None else [])
-        labels = Labels(path, seen, declared)
+        seen = rows.aside[aside.label] if schema is None else np.array([])
+        labels = Labels(path, np.asarray(seen), declared)
     targets = reader.targets(path, rows.aside, labels, outside)
     train, held = Split(rows.stay, targets[~rows.held]), Split(rows.out, targets[rows.held])
     if share and not (len(train) and len(held)):
         raise cannot_split(len(targets), share, f"{path}: ")
+    reader.require_whole_persons(path, rows.aside)
     reader.require_sizes(path, rows)
     if test is not None:
         others = reader.read(test, 0.0, outside)
@@ -435,11 +431,9 @@ def load_table(
         reader.require_sizes(test, others)
     classes = len(aside.labels) if labels is None else labels.classes
     if labels is not None and labels.names is not None:
-        encoder = encoder.with_classes(labels.names)
+        encoder = replace(encoder, classes=labels.names)
     owner = aside.person or aside.site
-    owners = None
-    if owner is not None:
-        owners = np.array(_text(distinct(path, rows.aside[owner])))[~rows.held]
+    owners = None if owner is None else np.array(named(path, rows.aside[owner]))[~rows.held]
     if schema is None:
         assert labels is not None
         words = any(isinstance(kind, Category) for _, kind in encoder.columns)
@@ -519,6 +513,18 @@ class _Reader:
         del parts  # so that at most twice the features are in memory
         return _Rows(whole[~held], whole[held], held, pl.concat(aside))
 
+    def require_whole_persons(self, path: Path, rows: pl.DataFrame) -> None:
+        """Refuse a split that may put rows of one person on both sides."""
+        person, split_by = self.aside.person, self.aside.split_by
+        if person is None or split_by is None:
+            return
+        both = rows.select(written(rows[name]) for name in {person, split_by})
+        if both.n_unique() > both[person].n_unique():
+            raise UndeclaredError(
+                f"{path}: a person has several values of {split_by}, and would be on both sides of "
+                "the split: leave split_by out"
+            )
+
     def require_sizes(self, path: Path, rows: _Rows) -> None:
         """Refuse undeclared numbers too large to leave unscaled; warn of missing-value codes."""
         at = 0
@@ -526,7 +532,6 @@ class _Reader:
             if isinstance(kind, PlainNumber):
                 numbers = np.concatenate([rows.stay[:, at], rows.out[:, at]])
                 require_small(path, name, numbers)
-                warn_of_codes(path, name, numbers)
             at += len(kind.titles(name))
 
     def targets(
@@ -539,36 +544,27 @@ class _Reader:
         """
         if labels is None:
             names = self.aside.labels
-            columns = [label_column(str(path), name, _text(rows[name])) for name in names]
+            columns = [label_column(str(path), name, rows[name]) for name in names]
             return np.stack(columns, axis=1)
         if labels.names is None and not self.inferred:
             return self.encoder.targets(rows, str(path), outside)
-        return labels.encode(path, np.array(_text(rows[self.aside.label])))
+        return labels.encode(path, rows[self.aside.label])
 
     def _identities(self, frame: pl.DataFrame, path: Path) -> list[bytes]:
         if self.aside.split_by is not None:
-            names = _text(distinct(path, frame[self.aside.split_by]))
-            return [name.encode() for name in names]
-        if self.inferred:
-            texts = frame.select(pl.all().str.strip_chars_start(" "))
-        else:
-            # Whole numbers too large for float64 are spelled as the floats that they become beside
-            # a fraction or a missing entry.
-            texts = frame.select(
-                written(one.cast(pl.Float64) if one.dtype.is_numeric() else one).fill_null("")
-                for one in frame.select(sorted(frame.columns))
-            )
+            return [name.encode() for name in named(path, frame[self.aside.split_by])]
+        # Whole numbers too large for float64 are spelled as the floats that they become beside a
+        # fraction or a missing entry.
+        texts = frame.select(
+            written(one.cast(pl.Float64) if one.dtype.is_numeric() else one).fill_null("")
+            for one in frame.select(frame.columns if self.inferred else sorted(frame.columns))
+        )
         # The separator is in no text then, so that a row's text is its own.
         text = pl.all().str.replace_all("\x1b", "\x1b\x1b", literal=True)
         text = text.str.replace_all("\x1f", "\x1b_", literal=True)
         joined = texts.select(pl.concat_str(text, separator="\x1f").cast(pl.Binary))
         found: list[bytes] = joined.to_series().to_list()
         return found
-
-
-def _text(entries: pl.Series) -> list[str]:
-    """Entries as strings without spaces around them; missing ones are empty."""
-    return written(entries).str.strip_chars().fill_null("").to_list()
 
 
 def _inferred(path: Path, aside: Aside) -> _Reader:

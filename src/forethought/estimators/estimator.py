@@ -48,7 +48,16 @@ from forethought.values.plan import Payer, Plan
 # Scaling of features by ranges that the user declares, without reading any statistic of the data.
 
 
-class RangeScaler(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
+class _TakesSparseRows(BaseEstimator):
+    """An estimator that tells scikit-learn that its rows may be sparse."""
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = True
+        return tags
+
+
+class RangeScaler(OneToOneFeatureMixin, TransformerMixin, _TakesSparseRows):
     """Map every column from its declared range onto [−1, 1]; clip values outside.
 
     ``StandardScaler`` and ``MinMaxScaler`` use statistics of the private data, which would be a
@@ -119,11 +128,6 @@ class RangeScaler(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
             return X
         return np.clip((X - centre) / half, -1, 1)
 
-    def __sklearn_tags__(self) -> Any:
-        tags = super().__sklearn_tags__()
-        tags.input_tags.sparse = True
-        return tags
-
 
 # Transformers that compute statistics of the data that they are fitted on: each is a release.
 
@@ -184,27 +188,34 @@ class SelectionNotCoveredWarning(UserWarning):
     """A search, or another estimator of estimators, uses private scores that no ε covers."""
 
 
-_BAGGING = (ensemble.BaggingClassifier, ensemble.BaggingRegressor)
 # Estimators of estimators that do nothing with the records but fit their parts.
 _ONLY_FIT = (
-    *(*_BAGGING, ensemble.VotingClassifier, ensemble.VotingRegressor),
-    *(multiclass.OneVsRestClassifier, multiclass.OutputCodeClassifier),
+    *(ensemble.VotingRegressor, multiclass.OneVsRestClassifier),
     *(multioutput.ClassifierChain, multioutput.RegressorChain),
     *(multioutput.MultiOutputClassifier, multioutput.MultiOutputRegressor),
     *(SelectFromModel, FixedThresholdClassifier),
 )
+# Those that fit one part for each label that occurs, or number the labels that occur.
+_READ_LABELS = (multiclass.OneVsRestClassifier, ensemble.StackingClassifier)
+# Those under which a part's statement would be false, and why.
+_NUMBERS = "numbers the labels that occur, so that one record can change those of all others"
+_SEEDED = "seeds the noise of its models, so that none of them is private"
+_REFUSED: dict[type, str] = {
+    ensemble.VotingClassifier: _NUMBERS,
+    multiclass.OutputCodeClassifier: _NUMBERS,
+    ensemble.BaggingClassifier: _SEEDED,
+    ensemble.BaggingRegressor: _SEEDED,
+    multiclass.OneVsOneClassifier: "gives a record to the fits of its own label, and so tells how "
+    "many records each label has",
+}
+# Function → the local variable that holds whose fit it is; the last one runs in workers.
+_OWNERS = {
+    **dict.fromkeys(("fit", "fit_transform", "fit_predict"), "self"),
+    "_parallel_build_estimators": "ensemble",
+}
 
-
-class _Family:
-    """An estimator and all its clones, which share one warning."""
-
-    warned = False
-
-
-_families: weakref.WeakKeyDictionary[Any, _Family] = weakref.WeakKeyDictionary()
-
-
-_FITS = ("fit", "fit_transform", "fit_predict")
+# An estimator and its clones share one list, of the search that they have warned of.
+_warned: weakref.WeakKeyDictionary[Any, list[str]] = weakref.WeakKeyDictionary()
 
 
 class _Callers(NamedTuple):
@@ -213,50 +224,49 @@ class _Callers(NamedTuple):
     search: str = ""  # the innermost that uses private models' outputs
     steps: tuple[str, ...] = ()  # fitted before, on values of the data
     unseen: bool = False  # the stack begins in a worker of joblib
+    labels: str = ""  # the innermost that reads which labels occur
 
     def joined(self, clone: _Callers) -> _Callers:
         """Together with what ran when a clone was made, perhaps in another process."""
         steps = dict.fromkeys((*self.steps, *clone.steps))
-        return _Callers(self.search or clone.search, tuple(steps), self.unseen and clone.unseen)
+        unseen, labels = self.unseen and clone.unseen, self.labels or clone.labels
+        return _Callers(self.search or clone.search, tuple(steps), unseen, labels)
 
 
 def _callers() -> _Callers:
     """The callers in this thread.
 
     Raises:
-        ValueError: one of them gives records to some fits only, by their labels, or several times.
+        ValueError: one of them numbers labels, gives records to some fits only, or seeds them.
     """
-    search, unseen = "", False
+    search, unseen, labels = "", False, ""
     steps: list[Any] = []
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        name, owner = frame.f_code.co_name, None
-        if name in _FITS:
-            owner = frame.f_locals.get("self")
-        elif name == "_parallel_build_estimators":  # of bagging, in any process
-            owner = frame.f_locals.get("ensemble")
+        name, there = frame.f_code.co_name, frame.f_locals
+        owner = there.get(_OWNERS.get(name, ""))
+        kind = type(owner)
+        if name == "_fit_ovo_binary":  # this and the next run in workers
+            kind = multiclass.OneVsOneClassifier
+        elif name == "_fit_binary":
+            alone = there.get("classes") is None
+            kind = multiclass.OutputCodeClassifier if alone else multiclass.OneVsRestClassifier
         elif name == "__call__" and frame.f_globals.get("__name__") == "joblib.parallel":
-            unseen = type(frame.f_locals.get("self")).__name__ == "BatchedCalls"
-        if name == "_fit_ovo_binary":
-            raise ValueError(
-                "OneVsOneClassifier gives a record to the fits of its own label, and so tells how "
-                "many records each label has: give the classes to the private estimator itself, or "
-                "use OneVsRestClassifier"
-            )
-        if isinstance(owner, _BAGGING) and owner.bootstrap:
-            raise ValueError(
-                f"{type(owner).__name__} gives a record to one fit several times, where the "
-                "guarantee counts it once: use bootstrap=False"
-            )
-        if isinstance(owner, MetaEstimatorMixin) and not isinstance(owner, _ONLY_FIT):
-            search = search or type(owner).__name__
+            unseen = type(there.get("self")).__name__ == "BatchedCalls"
+        for refused, why in _REFUSED.items():
+            if issubclass(kind, refused):
+                raise ValueError(f"{kind.__name__} {why}: fit the private estimator by itself")
+        if issubclass(kind, _READ_LABELS):
+            labels = labels or kind.__name__
+        if issubclass(kind, MetaEstimatorMixin) and not issubclass(kind, _ONLY_FIT):
+            search = search or kind.__name__
         if isinstance(owner, Pipeline):
             steps += [step for _, step in owner.steps[:-1]]
         if isinstance(owner, TransformedTargetRegressor):
-            steps.append(owner.transformer)
+            steps.append(owner.transformer or FunctionTransformer(owner.func))
         frame = frame.f_back
     names = dict.fromkeys(name for step in steps for name in fitted_on_data(step))
-    return _Callers(search, tuple(names), unseen)
+    return _Callers(search, tuple(names), unseen, labels)
 
 
 def cloned(original: PrivateEstimator, clone: PrivateEstimator) -> None:
@@ -267,15 +277,14 @@ def cloned(original: PrivateEstimator, clone: PrivateEstimator) -> None:
     Warns:
         SelectionNotCoveredWarning: an estimator is running that uses private models' outputs.
     """
-    family = _families.setdefault(original, _Family())
-    _families[clone] = family
+    warned = _warned[clone] = _warned.setdefault(original, [])
     callers = _callers()
     # A worker sees the first frames of its own process only: what its parent saw goes with it.
     if callers.unseen:
         callers = callers.joined(_Callers(*original._cloned_by))
     clone.__dict__["_cloned_by"] = tuple(callers)
-    if callers.search and not family.warned:
-        family.warned = True
+    if callers.search and not warned:
+        warned.append(callers.search)
         warnings.warn(
             f"{callers.search} chooses by what private models say of the private data: "
             "every fit spends its own ε, and the choice is covered by none of them. "
@@ -300,13 +309,15 @@ def circumstances(fitted: PrivateEstimator) -> tuple[Caveat, ...]:
     """The caveats about the callers of a running fit, for its Statement.
 
     Raises:
-        ValueError: a caller gives records to some fits only, by their labels, or several times.
+        ValueError: a caller under which the Statement would be false.
     """
     callers = _callers().joined(_Callers(*fitted._cloned_by))
     found = []
     if callers.search:
         words = f"what {callers.search} chooses, by models' outputs for the same records"
         found.append(Caveat("chosen-on-private-data", words))
+    if callers.labels:
+        found.append(Caveat("classes-from-data", f"by {callers.labels}"))
     steps = [f"by steps that were fitted before: {', '.join(callers.steps)}"] * bool(callers.steps)
     if callers.unseen:
         steps.append("perhaps by what called the worker that fitted this, which it cannot see")
@@ -332,10 +343,9 @@ def budget(epsilon: float, delta: float | None, adjacency: Adjacency, examples: 
     Raises:
         TypeError, ValueError: a number outside its range, or no δ under add-or-remove.
     """
-    epsilon = real("epsilon", epsilon, above=0)
     one_of("adjacency", adjacency, get_args(Adjacency))
     if delta is not None:
-        return Budget(epsilon, real("delta", delta, above=0, below=1))
+        return Budget(epsilon, delta)
     if adjacency == "add-or-remove":
         raise ValueError(
             "delta is missing: under add-or-remove the number of records is private, so no default "
@@ -425,7 +435,7 @@ def _plan_of(text: str) -> Plan | DescentPlan:
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class PrivateEstimator(BaseEstimator):
+class PrivateEstimator(_TakesSparseRows):
     """A scikit-learn estimator whose ``fit`` spends a privacy budget.
 
     The fields of it and of its subclasses are the parameters of scikit-learn's constructor.
@@ -450,13 +460,8 @@ class PrivateEstimator(BaseEstimator):
 
     # What ran when this was cloned; a clone's own one is an attribute of its own, and pickled.
     _cloned_by: ClassVar[tuple[Any, ...]] = tuple(_Callers(unseen=True))
-    # Private attributes for the operator, which are not pickled.
+    # Private attributes for the operator, which are neither pickled nor shown.
     _diagnostics: ClassVar[tuple[str, ...]] = ()
-
-    def __sklearn_tags__(self) -> Any:
-        tags = super().__sklearn_tags__()
-        tags.input_tags.sparse = True
-        return tags
 
     def _validated(self, X: Any, y: Any, **options: Any) -> tuple[Any, Any]:
         if np.ma.is_masked(X) or np.ma.is_masked(y):
@@ -467,6 +472,10 @@ class PrivateEstimator(BaseEstimator):
         clone: Self = super().__sklearn_clone__()
         cloned(self, clone)
         return clone
+
+    def __dir__(self) -> Iterable[str]:
+        # scikit-learn's HTML, which a notebook stores, shows every fitted attribute in it.
+        return set(super().__dir__()) - set(self._diagnostics)
 
     def __getstate__(self) -> dict[str, Any]:
         state = dict(super().__getstate__())

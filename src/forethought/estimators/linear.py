@@ -110,15 +110,14 @@ class _PrivateLinear(PrivateEstimator):
     intercept_: Any = field(init=False)
     _diagnostics: ClassVar[tuple[str, ...]] = ("features_clipped_", "targets_clipped_")
 
-    def _checked(self, X: Any, y: Any, **options: Any) -> tuple[Any, NDArray[Any]]:
-        return self._validated(X, y, dtype=_FLOATS, **options)
-
     def _shape(self, X: Any, ball: Ball, outputs: int = 1) -> dict[str, float]:
         """The arguments of every problem: the bound, λ, the constant column, and the radius.
 
         The constant column is feature_bound/√features, the size of a typical coordinate of a row
         whose norm is the bound.
         """
+        if not isinstance(self.fit_intercept, bool | np.bool_):
+            raise TypeError(f"fit_intercept must be True or False, not {self.fit_intercept!r}")
         bound = real("feature_bound", self.feature_bound, above=0)
         if not LEAST_BOUND <= bound <= 1 / LEAST_BOUND:
             raise ValueError(
@@ -155,15 +154,15 @@ class _PrivateLinear(PrivateEstimator):
         run = convex.descend(plan, X, targets, seeds=seeds, above=self.above, ledger=self.ledger)
         self.plan_, self.statement_, self.n_iter_ = plan, run.statement, plan.rounds
         self.features_clipped_, self.targets_clipped_ = run.features_clipped, run.targets_clipped
+        self._bound = problem.feature_bound
         return run
 
-    def _held(self, X: Any) -> NDArray[np.float32]:
+    def _held(self, X: Any, bound: float) -> NDArray[np.float32]:
         """Rows within the bound, in single precision; notes how many were longer.
 
         Raises:
             ValueError: rows are longer, and ``above`` is ``"refuse"``.
         """
-        bound = real("feature_bound", self.feature_bound, above=0)
         rows = X.toarray() if sparse.issparse(X) else X
         # The norm of a row that equals the bound may exceed it by rounding.
         with np.errstate(over="ignore"):
@@ -180,7 +179,7 @@ class _PrivateLinear(PrivateEstimator):
         """Margins of rows that are scaled to the bound as in training: (n,) or (n, classes)."""
         check_is_fitted(self)
         X = validate_data(self, X, reset=False, dtype=_FLOATS, accept_sparse="csr")
-        rows, _ = convex.bounded_rows(X, self.feature_bound)
+        rows, _ = convex.bounded_rows(X, getattr(self, "_bound", self.feature_bound))
         found = rows @ np.atleast_2d(self.coef_).T + self.intercept_
         margins: NDArray[np.float64] = np.asarray(found, dtype=np.float64)
         return margins[:, 0] if margins.shape[1] == 1 else margins
@@ -207,7 +206,7 @@ class _PrivateLinearClassifier(ClassifierMixin, _PrivateLinear):
             refused: ``sample_weight`` and other keywords, which are refused.
         """
         self._refuse(refused)
-        X, y = self._checked(X, y)
+        X, y = self._validated(X, y, dtype=_FLOATS)
         self.classes_, found = estimator.classes(self.classes, y)
         problem, places = self._problem(X), np.searchsorted(self.classes_, y)
         heard = defaults.budget_mu(self._budget(X)) > LEAST_MU
@@ -230,7 +229,7 @@ class _PrivateLinearClassifier(ClassifierMixin, _PrivateLinear):
         seeds, _ = estimator.seeds(self.random_state)
         trained = self._planned(
             layer,
-            (self._held(X), places),
+            (self._held(X, problem.feature_bound), places),
             found,
             seeds=seeds,
             loss=self._loss(problem),
@@ -244,6 +243,7 @@ class _PrivateLinearClassifier(ClassifierMixin, _PrivateLinear):
         if len(self.classes_) == 2:
             weights, bias = weights[1:] - weights[:1], bias[1:] - bias[:1]
         self.coef_, self.intercept_ = weights, bias
+        self._bound = problem.feature_bound
 
     def decision_function(self, X: Any) -> NDArray[np.float64]:
         """Margins: (n,) for two classes, above 0 for the second class; else (n, classes)."""
@@ -388,7 +388,7 @@ class PrivateLinearRegression(RegressorMixin, _PrivateLinear):
         """
         self._refuse(refused)
         middle, half = estimator.target_range(self.target_range)
-        X, y = self._checked(X, y, y_numeric=True)
+        X, y = self._validated(X, y, dtype=_FLOATS, y_numeric=True)
         with np.errstate(over="ignore"):
             scaled = (np.asarray(y, dtype=np.float64) - middle) / half
         # Descent counts or refuses targets beyond 1; here they only stay finite.
@@ -398,10 +398,11 @@ class PrivateLinearRegression(RegressorMixin, _PrivateLinear):
         run = self._descend(problem, X, scaled, ())
         self.coef_ = half * np.asarray(run.weights, dtype=np.float64)
         self.intercept_ = middle + half * float(run.intercept)
+        self._range = self.target_range
         return self
 
     def predict(self, X: Any) -> NDArray[np.float64]:
         """Predicted numbers, (n,), clipped to the declared range."""
         found = self._margins(X)
-        middle, half = estimator.target_range(self.target_range)
+        middle, half = estimator.target_range(getattr(self, "_range", self.target_range))
         return np.clip(found, middle - half, middle + half)

@@ -253,10 +253,11 @@ class PrivateRegressor(RegressorMixin, _PrivateNetwork):
         X, y = self._checked(X, y, y_numeric=True)
         scaled = np.clip((np.asarray(y, np.float64) - middle) / half, -1, 1)
         self._train(X, scaled.astype(np.float32)[:, None], ())
+        self._range = self.target_range
         return self
 
     def predict(self, X: Any) -> NDArray[np.float64]:
         """Predicted numbers, (n,), clipped to the declared range."""
         found: NDArray[np.float64] = self._run_module(X).numpy()[:, 0]
-        middle, half = estimator.target_range(self.target_range)
+        middle, half = estimator.target_range(getattr(self, "_range", self.target_range))
         return middle + half * np.clip(found, -1, 1)

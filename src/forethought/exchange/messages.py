@@ -42,7 +42,7 @@ class Join(Framed):
     """A client reports that it is running; sent on every connection and as a heartbeat.
 
     Args:
-        round: number of updates in the client's ledger.
+        round: number of updates in the client's ledger, without those that wait for the cadence.
         base: version of the newest model that the client has; -1: none.
         life: number of the client's process, larger in every later process; 0: it has none.
     """
@@ -70,7 +70,7 @@ class Leave(Framed):
     """A client stops for good: its plan is used up, or its owner ends it.
 
     Args:
-        round: number of updates in the client's ledger. base: version of its newest model.
+        round: see :class:`Join`. base: version of its newest model.
         reason: a short code.
         life: see :class:`Join`. A :class:`Join` of a later process cancels this message.
     """

@@ -298,8 +298,7 @@ class FolderStorage:
         path = self._path(name)
         part = path.with_name(f".{name}.part")
         try:
-            descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-            self._write(descriptor, content)
+            _write(part, os.O_TRUNC, content, self._durable)
             part.replace(path)
         except OSError:
             with contextlib.suppress(OSError):
@@ -315,7 +314,7 @@ class FolderStorage:
         """
         path = self._path(name)
         new = not path.exists()
-        self._write(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), content)
+        _write(path, os.O_APPEND, content, self._durable)
         if new:
             self._sync()
 
@@ -323,14 +322,6 @@ class FolderStorage:
         if not _NAME.fullmatch(name):
             raise ValueError(f"{name!r} is no name here: small letters, digits, dots and dashes")
         return self.folder / name
-
-    def _write(self, descriptor: int, content: bytes) -> None:
-        with os.fdopen(descriptor, "wb", buffering=0) as file:
-            view = memoryview(content)
-            while view:
-                view = view[file.write(view) :]
-            if self._durable:
-                os.fsync(file.fileno())
 
     def _sync(self) -> None:
         """Make the folder's own entries durable."""
@@ -341,6 +332,21 @@ class FolderStorage:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+
+
+def _write(path: Path, way: int, content: bytes, durable: bool) -> None:
+    """Write into a file, opened in a way of ``os.open``; an error of the system names it."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | way, 0o600)
+    try:
+        with os.fdopen(descriptor, "wb", buffering=0) as file:
+            view = memoryview(content)
+            while view:
+                view = view[file.write(view) :]
+            if durable:
+                os.fsync(file.fileno())
+    except OSError as error:
+        error.filename = str(path)
+        raise
 
 
 # A client's ledger: all its releases, and the frames that are not acknowledged yet.
@@ -586,10 +592,9 @@ class ClientLedger:
         self._released[round] = replace(self._released[round], frame=b"")
 
     def _rewrite(self) -> None:
-        records = [_bytes(self._opening)]
-        for record in self._released:
-            last = record.round == len(self._released) - 1
-            records.append(_bytes(replace(record, state=self._state if last else b"")))
+        *earlier, last = self._released
+        records = [_bytes(self._opening), *map(_bytes, earlier)]
+        records.append(_bytes(replace(last, state=self._state)))
         if self._pending:
             records.append(_bytes(self._begun))
         self._log.rewrite(records)
@@ -698,11 +703,8 @@ class MemberWitness:
         Raises:
             OSError: it cannot be written; then nothing may be sent.
         """
-        place = os.open(self.path, os.O_WRONLY | os.O_CREAT, 0o600)
-        try:
-            os.pwrite(place, f"{updates:0{_DIGITS}d}".encode("ascii") + proof, 0)
-        finally:
-            os.close(place)
+        count = f"{updates:0{_DIGITS}d}".encode("ascii")
+        _write(self.path, 0, count + proof, durable=False)
 
 
 # A server's journal: its last snapshot and its decisions since then, replayed bit for bit.
@@ -767,11 +769,10 @@ class ServerJournal:
         Raises:
             OSError: it cannot be written. ValueError: a class that is not in :data:`ENTRIES`.
         """
-        for number, kind in ENTRIES.items():
-            if kind is type(entry):
-                self._log.append(bytes([number]), *messages.parts_of(entry))
-                return
-        raise ValueError(f"{type(entry).__name__} is no registered entry of a journal")
+        numbers = [number for number, kind in ENTRIES.items() if kind is type(entry)]
+        if not numbers:
+            raise ValueError(f"{type(entry).__name__} is no registered entry of a journal")
+        self._log.append(bytes(numbers), *messages.parts_of(entry))
 
     def snapshot(self, state: ServerSnapshot) -> None:
         """Replace everything in the journal by this state, in one atomic write.

@@ -47,6 +47,8 @@ class ClientMachine:
     Attributes:
         base: version of the newest global model; -1 before the first.
         updates: number of committed updates.
+        held_until: the time at which updates that wait for the cadence are sent; None: none waits,
+            or this process has no model yet.
     """
 
     __slots__ = (
@@ -55,7 +57,6 @@ class ClientMachine:
         "_chosen",
         "_computing",
         "_halted",
-        "_held",
         "_last",
         "_life",
         "_limit",
@@ -66,11 +67,13 @@ class ClientMachine:
         "_outgoing",
         "_parts",
         "_place",
+        "_shown",
         "_sizes",
         "_state",
         "_used_up",
         "base",
         "federation",
+        "held_until",
         "me",
         "updates",
     )
@@ -101,12 +104,16 @@ class ClientMachine:
         self._place = self.updates
         if federation.phases:
             self._place = updates_of(federation.local_rounds, ledger.rounds)
-        self._outgoing = {update.round: update for update in ledger.outgoing} or None
+        self._outgoing = {update.round: update for update in ledger.outgoing}
+        # Number of updates that others may know of: with a cadence, those before the ones that wait
+        # for it. Whether an earlier process had sent what is outgoing is in no ledger.
+        self._shown = self.updates
+        if federation.cadence is not None:
+            self._shown = min(self._outgoing, default=self.updates)
         self._computing = False
         self._halted = False
-        # The time at which the present update began; a computed update and the time to send it.
-        self._now = self._begun = 0.0
-        self._held: tuple[float, messages.Update] | None = None
+        self._now = self._begun = 0.0  # the present update's beginning
+        self.held_until: float | None = None
         # Older models received since the newest one: their number, and the time of the first.
         self._older = (0, 0.0)
         self._asynchronous = federation.rule != "synchronous"
@@ -130,17 +137,11 @@ class ClientMachine:
         return [*parts, *self._timed(event)]
 
     def _timed(self, event: on.Event) -> Effects:
-        if self._held is not None and event.now >= self._held[0]:
+        if self.held_until is not None and event.now >= self.held_until:
             if isinstance(event, on.Woken):
                 return [*self._let_go(), on.Wake(event.now + self.federation.resend)]
             return [*self._let_go(), *self._handled(event)]
         return self._handled(event)
-
-    @property
-    def held_until(self) -> float | None:
-        """The time at which a computed update that waits for the cadence is sent; None: there is no
-        such update."""
-        return None if self._held is None else self._held[0]
 
     @property
     def part_at(self) -> float | None:
@@ -178,15 +179,10 @@ class ClientMachine:
         if isinstance(event, on.Computed):
             return self._computed(event)
         if isinstance(event, on.Connected | on.Woken):
-            joined: Effects = [
-                on.Send(messages.SERVER, messages.Join(self.updates, self.base, self._life))
-            ]
-            joined += [on.Send(messages.SERVER, update) for update in self._unsent()]
-            joined.append(on.Wake(event.now + self.federation.resend))
-            if self._held is not None:
-                joined.append(on.Wake(self._held[0]))
-            if self.part_at is not None:
-                joined.append(on.Wake(self.part_at))
+            join = messages.Join(self._shown, self.base, self._life)
+            joined = [on.Send(messages.SERVER, join), *self._sent(0, self._shown)]
+            times = event.now + self.federation.resend, self.held_until, self.part_at
+            joined += [on.Wake(at) for at in times if at is not None]
             return [*joined, self._no_more()] if self._used_up else joined
         if isinstance(event, on.Stopped):
             self._halted = True
@@ -194,11 +190,12 @@ class ClientMachine:
         return []
 
     def _leave(self, reason: str) -> on.Effect:
-        return on.Send(messages.SERVER, messages.Leave(self.updates, self.base, reason, self._life))
+        return on.Send(messages.SERVER, messages.Leave(self._shown, self.base, reason, self._life))
 
-    def _unsent(self) -> list[messages.Update]:
-        held = None if self._held is None else self._held[1]
-        return [one for one in (self._outgoing or {}).values() if one is not held]
+    def _sent(self, begin: int, end: int) -> Effects:
+        """Send the updates from ``begin`` to ``end`` that were not answered."""
+        ready = (one for at, one in self._outgoing.items() if begin <= at < end)
+        return [on.Send(messages.SERVER, one) for one in ready]
 
     def _received(self, message: object) -> Effects:
         if isinstance(message, messages.Model):
@@ -264,7 +261,7 @@ class ClientMachine:
             return []  # keep the update: a server that lacks its model has an older journal
         if isinstance(answer, messages.Acknowledgement) and answer.base >= self.base:
             self._older = (0, 0.0)
-        if not self._outgoing or self._outgoing.pop(answer.round, None) is None:
+        if self._outgoing.pop(answer.round, None) is None:
             return []
         effects: Effects = [on.Acknowledged(answer.round)]
         if isinstance(answer, messages.Refusal) and answer.reason not in ("late", "twice"):
@@ -275,7 +272,12 @@ class ClientMachine:
 
     def _next(self) -> Effects:
         """Begin the next update if the plan, the ledger and the delay allow it."""
-        if self._computing or self._held is not None or self._newest is None:
+        cadence = self.federation.cadence
+        if cadence is not None and self.held_until is None and self._shown < self.updates:
+            # This process is new: what it found in its ledger leaves as if it was computed now.
+            self.held_until = self._now + cadence
+            return [on.Wake(self.held_until)]
+        if self._computing or self.held_until is not None or self._newest is None:
             return []
         if not self._asynchronous:
             if self.base <= self._last:
@@ -327,8 +329,6 @@ class ClientMachine:
             return [on.Alarm("trainer", f"update {done.round} was not asked for")]
         self._computing = False
         update = messages.Update(done.round, done.base, done.vector)
-        if self._outgoing is None:
-            self._outgoing = {}
         self._outgoing[done.round] = update
         self.updates += 1
         self._place += 1
@@ -344,16 +344,15 @@ class ClientMachine:
             self._newest = OwnModel(self._newest, done.vector, size)
         cadence = self.federation.cadence
         if cadence is None:
-            return [on.Commit(release), on.Send(messages.SERVER, update), *self._next()]
+            return [on.Commit(release), *self._let_go()]
         beats = max(1, math.ceil((self._now - self._begun) / cadence))
-        self._held = (self._begun + beats * cadence, update)
-        return [on.Commit(release), on.Wake(self._held[0])]
+        self.held_until = self._begun + beats * cadence
+        return [on.Commit(release), on.Wake(self.held_until)]
 
     def _let_go(self) -> Effects:
-        """Send the update that was held back, and begin the next, at a multiple of the cadence."""
-        assert self._held is not None
-        update, self._held = self._held[1], None
-        return [on.Send(messages.SERVER, update), *self._next()]
+        """Send what was held back, and begin the next update."""
+        first, self._shown, self.held_until = self._shown, self.updates, None
+        return [*self._sent(first, self.updates), *self._next()]
 
 
 _NOTHING = LedgerState()

@@ -381,6 +381,13 @@ class Federation(Agreement):
                 "out among a fixed number of clients: leave one of the two out"
             )
         for plan in self.plans:
+            steps = plan.schedule
+            if self.rule != "synchronous" and (steps.kind != "constant" or steps.warmup):
+                raise FederationError(
+                    f"under the rule {self.rule!r} a step's size is that of an update's number, "
+                    "which phases that are left out set apart from its place in the plan: take the "
+                    "schedule 'constant' without warmup, or the rule 'synchronous'"
+                )
             if any(part.sampling.rounds_per_epoch > 1 for part in plan.mechanism):
                 raise FederationError(
                     "a phase that is left out may end inside an epoch, whose other rounds hold the "

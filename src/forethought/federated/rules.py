@@ -77,16 +77,13 @@ class Asynchronous:
         subtract_step(self.weights, vector, size, self.weights)
         done = int(self._done[client])
         was = self._holds_up(client)
-        if update.round == done and client not in self._ahead:
+        ahead = self._ahead.setdefault(client, set())
+        ahead.add(update.round)
+        while done in ahead:
+            ahead.discard(done)
             done += 1
-        else:
-            ahead = self._ahead.setdefault(client, set())
-            ahead.add(update.round)
-            while done in ahead:
-                ahead.discard(done)
-                done += 1
-            if not ahead:
-                del self._ahead[client]
+        if not ahead:
+            del self._ahead[client]
         self._done[client] = done
         self._behind -= was and not self._holds_up(client)
 

@@ -95,7 +95,7 @@ class ServerMachine:
         self._present: dict[int, None] = {}
         self._heard = np.full(members, np.inf)
         self._lives: dict[int, int] = {}
-        self._ahead: set[int] = set()
+        self._warned: set[tuple[int, str]] = set()
         self._since: float | None = None
 
     @classmethod
@@ -170,6 +170,13 @@ class ServerMachine:
         self._present[client] = None
         if client in self.absent:
             effects += self._decide(storage.Returned(client), event.now)
+        life = getattr(message, "life", 0)
+        if 0 < life < max(self._lives.get(client, 0), self._left.get(client, 0)):
+            text = (
+                "speaks as an earlier process than one before: its returns and goodbyes are not "
+                "heard. If its computer's clock was set back, set it right and start it again"
+            )
+            effects += self._once(client, "earlier process", text)
         match message:
             case messages.Update():
                 effects += self._update(client, message, event)
@@ -183,15 +190,12 @@ class ServerMachine:
                     effects += self._decide(storage.Returned(client), event.now)
                 # A heartbeat of a client with the newest model does not make the server send it.
                 news = message.base != self.version
-                if message.base > self.version and client not in self._ahead:
-                    self._ahead.add(client)
-                    name = self.federation.members[client].name
+                if message.base > self.version:
                     text = (
-                        f"{name} says it has model {message.base}, this journal is at "
-                        f"{self.version}: if it was restored from a backup, stop this server and "
-                        "restore the newest one"
+                        f"says it has model {message.base}, this journal is at {self.version}: if "
+                        "it was restored from a backup, stop this server and restore the newest one"
                     )
-                    effects.append(on.Alarm("journal set back", text))
+                    effects += self._once(client, "journal set back", text)
                 if self.finished or (news and self.rule.expects(client)):
                     effects.append(self._told(client))
             case messages.Leave():
@@ -204,13 +208,18 @@ class ServerMachine:
                 effects.append(on.Alarm("kind", text))
         return effects
 
+    def _once(self, client: int, code: str, text: str) -> Effects:
+        """An alarm about a client, which repeats what it says: the first time only."""
+        if (client, code) in self._warned:
+            return []
+        self._warned.add((client, code))
+        return [on.Alarm(code, f"{self.federation.members[client].name} {text}")]
+
     def _begun_again(self, client: int, join: messages.Join) -> bool:
         """True if a client that left has sent this Join from a later process."""
-        if client not in self._left:
-            return False
-        ended = self._left[client]
+        ended = self._left.get(client)
         if not (ended and join.life):  # a client of 0.2.0: without a model, it has just restarted
-            return join.base < 0
+            return ended is not None and join.base < 0
         return join.life > ended
 
     def _update(self, client: int, update: messages.Update, event: on.Received) -> Effects:

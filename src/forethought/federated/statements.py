@@ -221,10 +221,12 @@ def shared(
         transcripts: every client's releases, in the order of the roster. None: their whole plans.
 
     Returns:
-        A statement whose δ is the largest of all clients.
+        A statement whose δ is the largest of all clients. At each client it counts as many records
+        of a person as the plan that protects the most together.
 
     Raises:
-        FederationError: the clients' adjacencies differ, or they choose sizes from results.
+        FederationError: the clients' adjacencies or units of privacy differ, or they choose sizes
+            from results.
     """
     members = len(federation.members)
     whole("holders", holders, most=members)
@@ -238,9 +240,10 @@ def shared(
             [federation.planned(client) for client in range(members)],
             holders,
             max(federation.plan(client).delta for client in range(members)),
+            plans=federation.plans,
             transcripts=None if federation.phases else transcripts,
             randomness=randomness,
-            not_covered=(_arrivals(federation),),
+            not_covered=notes(federation),
         )
     except StatementError as problem:
         raise FederationError(str(problem)) from None
@@ -272,19 +275,14 @@ def overview(federation: Federation, transcripts: Sequence[Transcript] | None = 
 
 def notes(federation: Federation) -> tuple[Caveat, ...]:
     """The notes that the federation adds to a client's statement."""
-    found = [_arrivals(federation)]
+    found = [Caveat("arrival-times")]
+    if federation.cadence is not None:
+        found = [Caveat("padded-times", f"{federation.cadence:g} seconds")]
     if federation.refreshes:
         found.append(Caveat("refresh-times", f"{federation.refreshes + 1}"))
     if federation.cohort is not None:
         found.append(Caveat("no-client-amplification"))
     return tuple(found)
-
-
-def _arrivals(federation: Federation) -> Caveat:
-    """The note on what the arrival times of updates can reveal."""
-    if federation.cadence is None:
-        return Caveat("arrival-times")
-    return Caveat("padded-times", f"{federation.cadence:g} seconds")
 
 
 def accountant_of(

@@ -19,7 +19,7 @@ from forethought.gossip import events as on
 from forethought.gossip.compression import Link
 from forethought.gossip.events import ANSWER, LAST, Hello, Known, Message, PeerMessage, Weights
 from forethought.gossip.gossip import Gossip
-from forethought.gossip.worker import UNIT, Effects, Releasing, moved
+from forethought.gossip.worker import UNIT, Effects, Machine, moved
 
 # The most times that a returning worker asks for a neighbour's weights.
 ASKS = 40
@@ -48,7 +48,7 @@ class _Return:
     asked: int = 0
 
 
-class AsynchronousWorker(Releasing):
+class AsynchronousWorker(Machine):
     """One worker's decisions; see the module and :class:`~forethought.gossip.worker.OwnReleases`.
 
     Args:
@@ -291,9 +291,8 @@ class AsynchronousWorker(Releasing):
         if sender == self.me or not self.gossip.mixing.graph.joins(self.me, sender):
             return [on.Alarm("stranger", f"a message from worker {sender}, which is no neighbour")]
         if self.finished is not None:
-            return self._answer(sender, message)
+            return self._last_words(sender, message)
         if isinstance(message, Hello):
-            self._hear(sender, message.round)
             return self._answer(sender, message)
         if isinstance(message, Known):
             return self._heard(sender, message)
@@ -323,17 +322,15 @@ class AsynchronousWorker(Releasing):
             return []
         return self._average(sender, message)
 
-    def _answer(self, sender: int, message: Message) -> Effects:
-        """Answer a Hello; a worker that has ended sends its last weights to any that still
-        exchanges."""
-        if self.finished is not None:
-            if isinstance(message, Known) or self.finished == "ledger set back":
-                return []
-            if isinstance(message, Weights) and message.base == LAST:
-                return []
-            return [Send(sender, self.own.message(LAST, self._known.get(sender, 0)))]
-        if not isinstance(message, Hello):
+    def _last_words(self, sender: int, message: Message) -> Effects:
+        """The last weights of a worker that has ended, for any that still exchanges."""
+        ended = isinstance(message, Weights) and message.base == LAST
+        if ended or isinstance(message, Known) or self.finished == "ledger set back":
             return []
+        return [Send(sender, self.own.message(LAST, self._known.get(sender, 0)))]
+
+    def _answer(self, sender: int, message: Hello) -> Effects:
+        self._hear(sender, message.round)
         # ``known`` includes earlier messages: after a ledger was set back, the Hello says fewer.
         known = self._known.get(sender, 0)
         ready = self._return is None

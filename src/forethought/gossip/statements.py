@@ -212,7 +212,8 @@ def shared(
         transcripts: of every worker, in order. None: their whole plans.
 
     Raises:
-        ValueError: the workers' adjacencies differ, or no worker released anything.
+        ValueError: the workers' adjacencies or units of privacy differ, or no worker released
+            anything.
     """
     whole("holders", holders, most=gossip.workers)
     workers = range(gossip.workers)
@@ -220,6 +221,7 @@ def shared(
         [gossip.plan(k).mechanism.first(gossip.updates(k)) for k in workers],
         holders,
         max(gossip.plan(k).delta for k in workers),
+        plans=gossip.plans,
         transcripts=transcripts,
         randomness=randomness,
         not_covered=NOTES,

@@ -24,14 +24,14 @@ from forethought.exchange.storage import LedgerState
 from forethought.gossip import events as on
 from forethought.gossip.events import Hello, Known, PeerMessage, Weights
 from forethought.gossip.gossip import Gossip, GossipError
-from forethought.gossip.worker import Effects, Releasing
+from forethought.gossip.worker import Effects, Machine
 
 # Releases that a ledger keeps with vectors: two neighbours are at most one round apart, and a
 # returning worker resumes one round earlier.
 _WHOLE = 3
 
 
-class SynchronousWorker(Releasing):
+class SynchronousWorker(Machine):
     """One worker of D-PSGD; see the module.
 
     Args:
@@ -60,6 +60,9 @@ class SynchronousWorker(Releasing):
         # The neighbours that have not answered a returning worker; None: it is not returning.
         self._unsure: set[int] | None = None
         self._before: dict[int, Vector] = {}
+        # Most exchanges with a neighbour that one of the two can be ahead of the other. In a drawn
+        # matching both wait for each other, so there it is one, or a round more after a return.
+        self._far = gossip.workers + gossip.mixing.period + gossip.exchanges
         # Vectors sent in the last exchanges, newest first, if they may have to be sent again.
         returns = gossip.in_ledger > gossip.coordinates
         self._told: deque[Vector] = deque(maxlen=gossip.exchanges if returns else 0)
@@ -198,11 +201,9 @@ class SynchronousWorker(Releasing):
             return
         kept = self._kept.setdefault(one, {})
         kept[message.base] = message
-        gossip = self.gossip
-        least = (self._known.get(one, 0) - 1) * gossip.exchanges
-        far = gossip.workers + gossip.mixing.period + gossip.exchanges
-        if not gossip.mixing.drawn:
-            least = max(least, message.base - far)
+        least = (self._known.get(one, 0) - 1) * self.gossip.exchanges
+        if not self.gossip.mixing.drawn:
+            least = max(least, message.base - self._far)
         while kept and (oldest := next(iter(kept))) < least:
             del kept[oldest]
 
@@ -222,6 +223,8 @@ class SynchronousWorker(Releasing):
         self._hear(sender, message.round)
         if not self.step <= message.base < self.gossip.rounds * self.gossip.exchanges:
             return []  # a repeated message; later exchanges are stored until their turn
+        if sum(sender in got for got in self._got.values()) > self._far:
+            return [on.Alarm("ahead", f"worker {sender} sends exchanges that it cannot be at yet")]
         self._got.setdefault(message.base, {}).setdefault(sender, message.vector)
         return self._go_on()
 
@@ -253,7 +256,7 @@ class SynchronousWorker(Releasing):
         return [on.Mixed(self.step), *self._begin()]
 
 
-class AllReduceWorker(Releasing):
+class AllReduceWorker(Machine):
     """One worker of SYNC; see the module and :class:`SynchronousWorker`.
 
     Raises:

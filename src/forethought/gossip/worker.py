@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Protocol
 
 import numpy as np
 
@@ -44,29 +43,6 @@ def moved(own: int, other: int, weight: float) -> int:
 
 Effects = list[on.Effect]
 _FLOAT = np.dtype(np.float32)
-
-
-class Machine(Protocol):
-    """The interface of a worker to its driver."""
-
-    @property
-    def updates(self) -> int:
-        """The number of committed updates."""
-        ...
-
-    @property
-    def finished(self) -> str | None:
-        """The reason why the worker ended; None: it has not ended."""
-        ...
-
-    def handle(self, event: on.Event) -> Effects:
-        """The effects of an event."""
-        ...
-
-    @property
-    def weights(self) -> Vector:
-        """The worker's model, float32, shape (parameters,)."""
-        ...
 
 
 class OwnReleases:
@@ -271,8 +247,8 @@ class OwnReleases:
         return Weights(self.updates, step, known, self.count, left, told)
 
 
-class Releasing:
-    """The common part of all workers' machines.
+class Machine:
+    """A worker's decisions, and what is common to those of all rules.
 
     Args:
         gossip, me, weights, ledger: see :class:`OwnReleases`.
@@ -290,6 +266,10 @@ class Releasing:
         # Neighbour → its updates that this worker knows of. The reverse is in their messages.
         self._known: dict[int, int] = {}
         self._matrices: dict[int, tuple[tuple[int, ...], dict[int, float]]] = {}
+
+    def handle(self, event: on.Event) -> Effects:
+        """The effects of an event: each rule's own."""
+        raise NotImplementedError
 
     @property
     def updates(self) -> int:

@@ -23,9 +23,7 @@ def _mixes(module: nn.Module) -> str | None:
         if module.scale_grad_by_freq:
             return "scale_grad_by_freq=False"
         return "max_norm=None" if module.max_norm is not None else None
-    if not isinstance(module, _BatchNorm):
-        return None
-    if module.training or not module.track_running_stats:
+    if isinstance(module, _BatchNorm) and (module.training or not module.track_running_stats):
         if _alone(module):
             return "no normalisation of a single feature; scale it by a public range"
         return f"nn.GroupNorm({_groups(module)}, {module.num_features})"

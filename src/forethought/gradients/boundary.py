@@ -184,6 +184,11 @@ def rows(value: Tensor) -> Tensor:
     return whole.movedim(dim, 0) if dim else whole
 
 
+def every(value: Tensor, size: int) -> Tensor:
+    """The values of all lanes, in dimension 0; one that all share is repeated."""
+    return rows(value) if is_lane(value) else value.expand(size, *value.shape)
+
+
 def lane(whole: Tensor, dim: int, level: int) -> Tensor:
     """The lane tensor of a physical tensor with the examples along ``dim``."""
     wrapped: Tensor = functorch._add_batch_dim(whole, dim, level)
@@ -635,12 +640,8 @@ def alike(value: Any, kept: Any, depth: int = 4) -> bool:
     if isinstance(value, Tensor):
         if value is kept or wrapped(value):
             return value is kept
-        return (
-            isinstance(kept, Tensor)
-            and value.shape == kept.shape
-            and value.dtype == kept.dtype
-            and _equal(value.detach(), kept)
-        )
+        same = isinstance(kept, Tensor) and value.dtype == kept.dtype
+        return same and _equal(value.detach(), kept)
     if isinstance(value, np.ndarray):
         return isinstance(kept, np.ndarray) and np.array_equal(value, kept, equal_nan=True)
     if depth and type(value) in (list, tuple, deque):
@@ -1121,9 +1122,8 @@ class ExternalState:
             gradient = value.grad
             self._undo.append(functools.partial(_give_back_gradient, value, gradient))
             yield gradient
-        if id(value) in self._weights:
-            return
-        self._undo.append(functools.partial(_put_back, value, value.detach().clone()))
+        if id(value) not in self._weights:
+            self._undo.append(functools.partial(_put_back, value, value.detach().clone()))
 
     def _function(self, function: types.FunctionType) -> Iterator[Any]:
         scope = function.__globals__
@@ -1176,8 +1176,7 @@ class ExternalState:
                 for place in vars(base).values():
                     if isinstance(place, types.MemberDescriptorType):
                         content = _slot(place, value)
-                        undo = functools.partial(_give_back_slot, place, value, content)
-                        self._undo.append(undo)
+                        self._undo.append(functools.partial(_give_back_slot, place, value, content))
                         if content is not _MISSING:
                             yield content
 
@@ -1431,6 +1430,9 @@ def _settings() -> Undo:
 # Facts about a model that are kept between passes, for speed and for the comparison of losses.
 
 
+JUDGED = "judged"
+
+
 @dataclass
 class ModelMemory:
     """Facts about a model that earlier passes found.
@@ -1439,36 +1441,26 @@ class ModelMemory:
         unshared: True if tensors that lanes write to are made for each lane.
         without: names of rules that failed.
         asks: True if values of the examples reach Python.
-        judged: losses that were compared with the loss of a whole batch.
-        probed: (loss, key, blocks) of tests on made-up examples.
+        noted: (loss, key, value): blocks, from tests on made-up examples; ``JUDGED`` for losses
+            that were compared with the loss of a whole batch.
     """
 
     unshared: bool = False
     without: frozenset[str] = frozenset()
     asks: bool = False
-    judged: list[weakref.ref[Any]] = field(default_factory=list)
-    probed: list[tuple[weakref.ref[Any], Any, Any]] = field(default_factory=list)
-
-    def has_judged(self, loss: Any) -> bool:
-        """True if the loss was compared with the loss of a whole batch."""
-        self.judged = [known for known in self.judged if known() is not None]
-        return any(known() == loss for known in self.judged)
-
-    def judge(self, loss: Any) -> None:
-        """Note that the loss was compared with the loss of a whole batch."""
-        self.judged.append(_weak(loss))
+    noted: list[tuple[weakref.ref[Any], Any, Any]] = field(default_factory=list)
 
     def found(self, loss: Any, key: Any) -> Any:
         """The value that :meth:`note` kept for the loss under this key; None: there is none."""
-        self.probed = [known for known in self.probed if known[0]() is not None]
-        for kept, named, value in self.probed:
+        self.noted = [known for known in self.noted if known[0]() is not None]
+        for kept, named, value in self.noted:
             if named == key and kept() == loss:
                 return value
         return None
 
     def note(self, loss: Any, key: Any, value: Any) -> None:
         """Keep a value for :meth:`found`."""
-        self.probed.append((_weak(loss), key, value))
+        self.noted.append((_weak(loss), key, value))
 
 
 def _weak(loss: Any) -> weakref.ref[Any]:

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_map
 
 from forethought.gradients import batches, boundary, sums, vmap_mode
 from forethought.gradients import layer_rules as rules
@@ -91,14 +91,10 @@ def cross_entropy_slope(outputs: Tensor, targets: Any) -> Tensor | None:
         return None
 
 
-def _identity(layer: Any, x: Tensor) -> Tensor:
-    return x
-
-
 # Never in place: the input may be the output of a layer whose gradient is asked for.
 _ROW_BY_ROW: dict[type[nn.Module], Callable[[Any, Tensor], Tensor]] = {
-    nn.Identity: _identity,
-    nn.Dropout: _identity,  # where it drops nothing
+    nn.Identity: lambda layer, x: x,
+    nn.Dropout: lambda layer, x: x,  # where it drops nothing
     nn.Flatten: lambda layer, x: x.flatten(layer.start_dim, layer.end_dim),
     nn.ReLU: lambda layer, x: F.relu(x),
     nn.Tanh: lambda layer, x: torch.tanh(x),
@@ -130,7 +126,7 @@ def uses_of(
         return None
     declared = declared_separable(loss)
     known = declared or _own_cross_entropy(loss)
-    if not known and not boundary.memory_of(model).has_judged(loss):
+    if not known and not boundary.memory_of(model).found(loss, boundary.JUDGED):
         return None
     names = {id(parameter): name for name, parameter in trained.items()}
     uses: list[tuple[nn.Linear, Tensor, Tensor]] = []
@@ -742,7 +738,11 @@ def placed(inputs: Any, dims: BatchDims | None) -> Any:
 
 def outputs_in_front(outputs: Any, dims: BatchDims | None) -> Any:
     """The model's outputs with the examples in dimension 0; unchanged for None."""
-    return outputs if dims is None else _moved(outputs, dims.outputs, True)
+    if dims is None:
+        return outputs
+    move = partial(_moved, dims=dims.outputs, source=True)
+    known = isinstance(outputs, Tensor | Mapping | tuple | list)
+    return move(outputs) if known else tree_map(move, outputs)
 
 
 @boundary.turns
@@ -776,7 +776,7 @@ def declared_contributions(
                 watch.begin(size)
                 watch.see(values)
                 watch.keep()
-            rows = vmap_mode.vjp_rows([values], leaves, [torch.eye(size).to(values)], size)
+            rows = vmap_mode.vjp_rows(values, leaves, torch.eye(size).to(values))
             drawn = not torch.equal(torch.get_rng_state(), before)
             changed = [*state.changes(), *state.parameters_changed()]
             state.restore()
@@ -810,12 +810,7 @@ _CHOICE.seed()
 def _losses(
     model: nn.Module, loss: batches.Loss, inputs: Any, targets: Any, dims: BatchDims, size: int
 ) -> Tensor:
-    outputs = batches.call(model, placed(inputs, dims))
-    if isinstance(outputs, Tensor | Mapping | tuple | list):
-        outputs = _moved(outputs, dims.outputs, True)
-    elif dims.outputs != 0:
-        leaves, spec = tree_flatten(outputs)
-        outputs = tree_unflatten([_moved(leaf, dims.outputs, True) for leaf in leaves], spec)
+    outputs = outputs_in_front(batches.call(model, placed(inputs, dims)), dims)
     return batches.losses(loss(outputs, targets), size)
 
 

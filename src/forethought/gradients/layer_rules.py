@@ -472,7 +472,7 @@ def _attention(
     if draws is not None and (given.get("is_causal") or given.get("enable_gqa")):
         return NotImplemented
     with boundary.outside():
-        whole = [_every(t, size).flatten(0, 1) for t in (query, key, value)]
+        whole = [boundary.every(t, size).flatten(0, 1) for t in (query, key, value)]
         if mask is not None:
             mask = _mask(mask, rank, size, batch)
         if draws is None:
@@ -498,15 +498,10 @@ def _dropped(
     return (weights * kept.view(weights.shape)) @ value
 
 
-def _every(value: Tensor, size: int) -> Tensor:
-    # The values of all lanes, with the lanes in dimension 0.
-    return boundary.rows(value) if boundary.is_lane(value) else value.expand(size, *value.shape)
-
-
 def _mask(mask: Tensor, rank: int, size: int, batch: int) -> Tensor:
     if not boundary.is_lane(mask) and (mask.dim() < rank or mask.shape[0] == 1):
         return mask
-    whole = _every(mask, size).reshape(size, *(1,) * (rank - mask.dim()), *mask.shape)
+    whole = boundary.every(mask, size).reshape(size, *(1,) * (rank - mask.dim()), *mask.shape)
     return whole.expand(size, batch, *whole.shape[2:]).flatten(0, 1)
 
 
@@ -792,7 +787,15 @@ def _scan_in_lanes(mode: VmapMode, func: Any, args: tuple[Any, ...], kwargs: dic
 
     def side_by_side(value: Tensor | None, at: int) -> Tensor | None:
         # Lanes moved to dimension ``at``, before the batch, and both flattened into one dimension.
-        return None if value is None else _every(value, size).movedim(0, at).flatten(at, at + 1)
+        if value is None:
+            return None
+        return boundary.every(value, size).movedim(0, at).flatten(at, at + 1)
+
+    def in_lanes(value: Any, at: int) -> Tensor | None:
+        # The inverse, as a lane tensor.
+        if value is None:
+            return None
+        return boundary.lane(value.unflatten(at, (size, batch)), at, mode.level)
 
     def by_lane(value: Tensor) -> Tensor:
         # (time, lanes·batch, n) → (lanes, time·batch, n)
@@ -813,16 +816,8 @@ def _scan_in_lanes(mode: VmapMode, func: Any, args: tuple[Any, ...], kwargs: dic
         states = (side_by_side(gates, 1), side_by_side(h, 0), side_by_side(c, 0))
         shared = (detached["weight"], detached.get("bias"), side_by_side(active, 1))
         anchor = mode.anchor if trained else None
-        out, last, cell = func(steps, reverse, *states, *shared, emit, anchor)
-        out = out.unflatten(1, (size, batch))
-        last = last.unflatten(0, (size, batch))
-        cell = None if cell is None else cell.unflatten(0, (size, batch))
-    level = mode.level
-    return (
-        boundary.lane(out, 1, level),
-        boundary.lane(last, 0, level),
-        None if cell is None else boundary.lane(cell, 0, level),
-    )
+        found = func(steps, reverse, *states, *shared, emit, anchor)
+        return tuple(map(in_lanes, found, (1, 0, 0)))
 
 
 HANDLERS[scan] = _scan_in_lanes
@@ -913,7 +908,7 @@ def _whole(steps: Cell, cell: bool) -> Callable[..., Any]:
         if isinstance(third, bool):  # in a supported call the third argument is no bool
             raise TypeError("a recurrent layer is called with states and a list of weights")
         if isinstance(second, Tensor) and second.dtype == torch.long and second.dim() == 1:
-            return _packed(steps, cell, x, second, third, *rest)
+            return _packed(steps, x, second, third, *rest)
         states, weights = second, third
         *options, batch_first = rest
         h, c = states if cell else (states, None)
@@ -927,7 +922,6 @@ def _whole(steps: Cell, cell: bool) -> Callable[..., Any]:
 
 def _packed(
     steps: Cell,
-    cell: bool,
     data: Tensor,
     sizes: Tensor,
     states: Any,
@@ -942,7 +936,7 @@ def _packed(
     rows = place.where(valid, 0).flatten().to(data.device)
     active = valid.unsqueeze(2).to(data.device)
     x = data.index_select(0, rows).view(length, batch, -1) * active
-    h, c = states if cell else (states, None)
+    h, c = states if isinstance(steps, Long) else (states, None)
     out, h, c = _layers(steps, x, h, c, weights, options, None if batch == 1 else active)
     out = out.flatten(0, 1).index_select(0, valid.flatten().nonzero().flatten().to(data.device))
     return (out, h, c) if c is not None else (out, h)

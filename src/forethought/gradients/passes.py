@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_map
 
 from forethought.gradients import batches, boundary, vmap_mode
 from forethought.gradients.batches import FINGERPRINT, LONG, MULTIPLES, LaneBatch, Loss, repeated
+from forethought.gradients.sharded import of_lost_process
 from forethought.gradients.sums import Filled, Separate, SplitTerms, Term, Unused, bounded
 from forethought.gradients.vmap_mode import ParameterViews, PassSettings, VmapMode
 
@@ -365,12 +366,12 @@ class _Attempt:
                 self._note(settings, failed)
             except boundary.Refused:
                 raise
-            except (
-                boundary.NotVectorisable,
-                Exception,
-            ) as error:  # if it is the model's error, the example alone will raise it, too
+            except (boundary.NotVectorisable, Exception) as error:
+                # If it is the model's error, the example alone will raise it, too.
                 if boundary.refused_hooks(error):
                     raise boundary.Refused(str(error)).with_traceback(error.__traceback__) from None
+                if self._shards is not None and of_lost_process(error):
+                    raise  # not the model's: the caller says what to do
                 vmap_mode.own_fault(error)
                 self._say_slow(error)
                 self._unable = error
@@ -473,7 +474,7 @@ class _Attempt:
             boundary.require_bare_torch()  # the model may have left a mode or hook behind
             values = self._values(found, mode)
             first = index is None and self.batch.each == 1 and self.batch.count > 1
-            if first and not self._known.has_judged(self.loss):
+            if first and not self._known.found(self.loss, boundary.JUDGED):
                 self._judge(outputs, targets, values)
         return values, mode
 
@@ -497,7 +498,7 @@ class _Attempt:
                 check_loss(self.loss, together, flat, values[:count], alone=True)
         finally:
             surroundings.restore()
-        self._known.judge(self.loss)
+        self._known.note(self.loss, boundary.JUDGED, True)
 
     def _values(self, found: Any, mode: VmapMode) -> Tensor:
         each = self.batch.each
@@ -550,7 +551,7 @@ class _Attempt:
             raise boundary.Refused(_ONLY_TOGETHER.format(self._unable or "it was told to"))
         self._survey()
         first = self.batch.each == 1 and self.batch.count > 1
-        first = first and not self._known.has_judged(self.loss)
+        first = first and not self._known.found(self.loss, boundary.JUDGED)
         answers: list[tuple[Any, Tensor]] | None = [] if first else None
         try:
             trained = self.trained if differentiate else None
@@ -560,7 +561,7 @@ class _Attempt:
                 outputs, values = zip(*answers, strict=True)
                 targets = batches.mapped(self.batch.targets, lambda leaf: leaf[: len(values)])
                 check_loss(self.loss, partial(of_all, outputs), targets, torch.stack(values), True)
-                self._known.judge(self.loss)
+                self._known.note(self.loss, boundary.JUDGED, True)
             return found
         finally:
             self._restore()
@@ -640,8 +641,7 @@ class Alone(TorchFunctionMode):
         if func is _DATA:
             return args[0].detach()  # the same memory; unlike .data, its changes are counted
         if func is F.batch_norm and self._grouped:
-            names = ("input", "running_mean", "running_var", "weight", "bias", "training")
-            given = dict(zip((*names, "momentum", "eps"), args, strict=False)) | kwargs
+            given = dict(zip((*vmap_mode.BATCH_NORM, "eps"), args, strict=False)) | kwargs
             if given.get("training"):  # by the group's own statistics, which are not kept
                 if given["input"].numel() == given["input"].shape[1]:
                     return _normalised_alone(given)
@@ -657,11 +657,7 @@ class Alone(TorchFunctionMode):
         result = func(*args, **kwargs)
         if func in _ARRAYS:
             return result.copy()  # writes to the array must not change the tensor
-        if isinstance(result, Tensor):
-            leaves = [result]
-        else:
-            leaves = [*batches.tensors(result)] if isinstance(result, tuple | list) else []
-        for leaf in leaves:
+        for leaf in batches.tensors(result):
             place = _storage(leaf)
             if place not in self._known:  # in-place functions may return a tensor of the model
                 self._made[id(leaf)] = weakref.ref(leaf)

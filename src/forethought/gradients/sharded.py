@@ -21,6 +21,12 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from forethought.gradients import boundary
 
 
+def of_lost_process(error: BaseException) -> bool:
+    """True if an error says that another process is gone; backends have no class for it."""
+    words = ("Connection closed", "Connection reset", "Broken pipe", "Timed out", "NCCL")
+    return any(word in str(error) for word in words)
+
+
 def take_shards(model: nn.Module) -> Shards | None:
     """The :class:`Shards` of a model; None if it is not sharded. All processes call it together.
 

@@ -300,16 +300,14 @@ def gram(one: Tensor, other: Tensor) -> Tensor:
     )
 
 
-def in_chunks(
-    function: Callable[..., Tensor], *tensors: Tensor, cells: int, limit: int = 1 << 22
-) -> Tensor:
-    """``function`` over slices of the batch, so that about ``limit`` cells exist at a time.
+def in_chunks(function: Callable[..., Tensor], *tensors: Tensor, cells: int) -> Tensor:
+    """``function`` over slices of the batch, so that about 2^22 cells exist at a time.
 
     Args:
         cells: numbers that ``function`` holds for one example.
     """
     size = tensors[0].shape[0]
-    step = max(1, limit // max(1, cells))
+    step = max(1, (1 << 22) // max(1, cells))
     if step >= size:
         return function(*tensors)
     parts = [function(*(t[at : at + step] for t in tensors)) for at in range(0, size, step)]
@@ -1309,8 +1307,7 @@ class Convolved(_DerivedAnswers):
             return self._written.off(length)
         if self._images(length):
             return gamma(roundings(self.added, length or 1) + 4, torch.float32)
-        each = self._positions // self.several
-        most = self._few() * each + math.ceil(self.gradient.shape[0] / self._few())
+        most = self._few() * self._positions + math.ceil(self.gradient.shape[0] / self._few())
         return gamma(most + 4, torch.float64)
 
     def _images(self, length: int | None) -> int:
@@ -1318,7 +1315,7 @@ class Convolved(_DerivedAnswers):
         # devices other than the CPU it may use Winograd's algorithm, for which no such bound holds.
         if length is None or self.gradient.device.type != "cpu":
             return 0
-        return length * self.several // self._positions
+        return length // self._positions
 
     def _few(self) -> int:
         # The number of images in one float64 product: about 2^20 numbers.
@@ -1328,7 +1325,8 @@ class Convolved(_DerivedAnswers):
 
     @cached_property
     def _written(self) -> Dense | None:
-        # The gradients are written out once, so that norms and sum are of the same numbers.
+        # The gradients are written out once, so that norms and sum are of the same numbers. What
+        # is not written out has one image an example.
         return None if self._ghost_wins() else Dense(self.rows())
 
     def bounds(self) -> TermBounds:
@@ -1386,9 +1384,7 @@ class Convolved(_DerivedAnswers):
         if self._written is not None:
             return self._written.summed(factors, length)
         image, gradient = wide(self.image), wide(self.gradient)
-        scale = (
-            factors.double().repeat_interleave(self.several).view(-1, *(1,) * (gradient.dim() - 1))
-        )
+        scale = factors.double().view(-1, *(1,) * (gradient.dim() - 1))
         count = gradient.shape[0]
         few = self._images(length)
         if few:
@@ -1418,13 +1414,8 @@ class Convolved(_DerivedAnswers):
     def picked(self, index: Tensor) -> BoundedTerm:
         if self._written is not None:  # the same numbers as are added, overflow included
             return self._written.picked(index)
-        if self.several > 1:
-            index = index.unsqueeze(1) * self.several + torch.arange(
-                self.several, device=index.device
-            )
-            index = index.flatten()
         image, gradient = self.image[index].double(), self.gradient[index].double()
-        return Convolved(image, gradient, self.window, self.groups, self.several)
+        return Convolved(image, gradient, self.window, self.groups)
 
     def _few_channels(self) -> bool:
         # Measured: with up to about 8 input channels, patches of a few examples at a time (they
@@ -1465,8 +1456,7 @@ class Convolved(_DerivedAnswers):
 
     def rows(self) -> Tensor:
         if self._few_channels():
-            rows = self._patch_rows()
-            return self._by_example(rows)
+            return self._by_example(self._patch_rows())
         image, gradient = wide(self.image), wide(self.gradient)
         # The convolution copies its operands into its own layouts, so take a few images at a time.
         count, each = gradient.shape[0], self._shape[0]
@@ -1504,9 +1494,7 @@ class Convolved(_DerivedAnswers):
 
     def _pointwise(self) -> Term | None:
         # A kernel of one cell without padding is a linear map of pixels.
-        if self.window.cells > 1 or any(self.window.padding) or self.groups > 1:
-            return None
-        if self.several > 1:
+        if self.window.cells > 1 or any(self.window.padding) or max(self.groups, self.several) > 1:
             return None
         steps = tuple(slice(None, None, s) for s in self.window.stride)
         image = self.image[(slice(None), slice(None), *steps)]
@@ -1600,29 +1588,22 @@ def per_layer(shares: Mapping[str, float] | None = None) -> ClippingRule:
     """Every parameter tensor is clipped to its own share of C, shape (parameters, contributions).
 
     Args:
-        shares: parameter name → share of C; the squares sum to at most 1, so the whole stays
-            within C. None gives each of n parameters 1/√n.
+        shares: parameter name → share of C; the squares sum to at most 1 (a plan's ``Clip`` checks
+            it), so the whole stays within C. None gives each of n parameters 1/√n.
 
     Raises:
-        ValueError: shares whose squares sum to more than 1. The rule raises it if the shares do
-            not name exactly the trainable parameters.
+        ValueError: by the rule, if the shares do not name exactly the trainable parameters.
     """
-    chosen = None if shares is None else {name: float(share) for name, share in shares.items()}
-    if chosen is not None and math.fsum(share**2 for share in chosen.values()) > 1 + 1e-12:
-        raise ValueError("the squares of the per-layer shares must sum to at most 1")
 
     def rule(norms: Norms, clip_norm: float) -> Tensor:
-        if chosen is None:
-            bounds = [len(norms.names) ** -0.5] * len(norms.names)
-        else:
-            if set(norms.names) != set(chosen):
-                raise ValueError(
-                    "per-layer shares must name exactly the trainable parameters: missing "
-                    f"{sorted(set(norms.names) - set(chosen))}, "
-                    f"unknown {sorted(set(chosen) - set(norms.names))}"
-                )
-            bounds = [chosen[name] for name in norms.names]
-        limit = clip_norm * norms.by_parameter.new_tensor(bounds).unsqueeze(1)
+        names = norms.names
+        own = dict.fromkeys(names, len(names) ** -0.5) if shares is None else shares
+        if missing := set(own) ^ set(names):
+            raise ValueError(
+                "per-layer shares must name exactly the trainable parameters: missing "
+                f"{sorted(missing & set(names))}, unknown {sorted(missing & set(own))}"
+            )
+        limit = clip_norm * norms.by_parameter.new_tensor([own[n] for n in names]).unsqueeze(1)
         return (limit / norms.by_parameter).clamp(max=1.0)
 
     return rule
@@ -2056,9 +2037,8 @@ def _summed(
         few = few.to(dtype)
         if use.weight is not None and dtype == torch.float64:
             total = few.new_zeros(few.shape[1], inputs.shape[1])
-            step = max(
-                FEW_ROWS, CACHED // max(1, inputs.shape[1])
-            )  # converted to float64 while it is in the cache
+            # Converted to float64 while it is in the cache.
+            step = max(FEW_ROWS, CACHED // max(1, inputs.shape[1]))
             for at in range(0, len(few), step):
                 total.addmm_(few[at : at + step].t(), inputs[at : at + step].double())
             sums[use.weight] = total

@@ -454,8 +454,6 @@ class ParameterViews:
         if func is F.embedding:
             given = dict(zip(("input", "weight", "padding_idx"), args, strict=False)) | dict(kwargs)
             index, table, padding = given["input"], given["weight"], given.get("padding_idx")
-            if given.get("max_norm") is not None or len(args) > 3:
-                return None
         elif func is torch.Tensor.__getitem__ and len(args) == 2:
             table, index = args
         else:
@@ -500,7 +498,7 @@ class ParameterViews:
                 total = total + term.rows()
             same.clear()  # frees the terms, so that little is held twice
             rows = total.reshape(size, *tensor.shape).to(tensor.dtype)
-            found = vjp_rows([tensor], leaves, [rows], size)
+            found = vjp_rows(tensor, leaves, rows)
             for leaf, gradient in zip(leaves, found, strict=True):
                 if gradient is not None:
                     yield self.of(leaf), Dense(wide(gradient))
@@ -510,21 +508,20 @@ class ParameterViews:
 AT_ONCE = 1 << 19
 
 
-def vjp_rows(
-    outputs: Sequence[Tensor], leaves: Sequence[Tensor], rows: Sequence[Tensor], size: int
-) -> list[Tensor | None]:
-    """Σ over outputs of Jᵀ·row, for every row: shapes (size, *leaf shape), None if unused.
+def vjp_rows(output: Tensor, leaves: Sequence[Tensor], rows: Tensor) -> list[Tensor | None]:
+    """Jᵀ·row for every row: one tensor (rows, *leaf shape) for each leaf, None if it is unused.
 
     A few rows are taken at once; if a derivative has no batching rule, one after another.
     """
     whole: list[Tensor | None] = [None] * len(leaves)
-    step = max(1, min(size, AT_ONCE // max(1, sum(row[0].numel() for row in rows))))
+    size = len(rows)
+    step = max(1, min(size, AT_ONCE // max(1, output.numel())))
     at, batched = 0, True
     while at < size:
-        few = [row[at : at + step] if batched else row[at] for row in rows]
+        few = rows[at : at + step] if batched else rows[at]
         try:
             found = torch.autograd.grad(
-                outputs, leaves, few, retain_graph=True, allow_unused=True, is_grads_batched=batched
+                output, leaves, few, retain_graph=True, allow_unused=True, is_grads_batched=batched
             )
         except RuntimeError:
             if not batched:
@@ -661,11 +658,6 @@ def handles(*functions: Any, always: bool = False) -> Callable[[Handler], Handle
     return register
 
 
-# Functions that torch hands to a mode as a whole, although the functions inside them must be
-# intercepted one by one.
-OPEN: set[Any] = {F.multi_head_attention_forward}
-
-
 @dataclass(frozen=True)
 class PassSettings:
     """The settings of a pass; a pass that stops may run again with other settings.
@@ -755,11 +747,12 @@ class VmapMode(TorchFunctionMode):
                             mixed = True
                         elif leaf.requires_grad:
                             trained = True
+        handler = (HANDLERS.get(func) if mixed else None) or ALWAYS.get(func)
+        run = self._with_examples if mixed else self._without
         try:
-            if mixed:
-                result = self._with_examples(func, args, kwargs, trained)
-            else:
-                result = self._without(func, args, kwargs, trained)
+            result = NotImplemented if handler is None else handler(self, func, args, kwargs)
+            if result is NotImplemented:
+                result = run(func, args, kwargs, trained)
         except boundary.PassAborted as reason:
             self.stopped = reason
             raise
@@ -789,11 +782,6 @@ class VmapMode(TorchFunctionMode):
     ) -> Any:
         if type(func) in boundary.OPERATORS and own_operator(func):
             raise NotVectorisable(f"{func} is an operator of the model's own")
-        handler = HANDLERS.get(func) or ALWAYS.get(func)
-        if handler is not None:
-            result = handler(self, func, args, kwargs)
-            if result is not NotImplemented:
-                return result
         if trained and torch.is_grad_enabled():
             self.here()
             rule = RULES.get(func)
@@ -807,7 +795,9 @@ class VmapMode(TorchFunctionMode):
         if parts is not None:
             with self:
                 return parts(self, *args, **kwargs)
-        if func in OPEN or (trained and func not in PHYSICAL and self._opens(func)):
+        # torch hands attention to a mode as a whole, and what is inside it must be intercepted.
+        whole = func is F.multi_head_attention_forward
+        if whole or (trained and func not in PHYSICAL and self._opens(func)):
             with self:
                 return opened(func)(*args, **kwargs)
         return self.call(func, args, kwargs)
@@ -818,11 +808,6 @@ class VmapMode(TorchFunctionMode):
     def _without(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], trained: bool
     ) -> Any:
-        handler = ALWAYS.get(func)
-        if handler is not None:
-            result = handler(self, func, args, kwargs)
-            if result is not NotImplemented:
-                return result
         if trained and torch.is_grad_enabled():
             if func in DROPOUTS:  # every lane needs its own draw
                 args, kwargs = self._written_out(func, args, kwargs)
@@ -1044,9 +1029,6 @@ def _terms_of(site: Site, use: Use) -> list[tuple[str, Term]]:
 # what it would compute alone.
 
 
-T = torch.Tensor
-
-
 def _key(value: Any) -> Hashable:
     if isinstance(value, Tensor):
         plain = value.detach().cpu().contiguous()
@@ -1080,7 +1062,7 @@ def each(mode: VmapMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any
         ]
 
 
-@handles(T.__bool__, T.is_nonzero, torch.is_nonzero)
+@handles(Tensor.__bool__, Tensor.is_nonzero, torch.is_nonzero)
 def _truth(mode: VmapMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     mode.here()
     if args[0].numel() != 1:
@@ -1094,12 +1076,12 @@ def _truth(mode: VmapMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, A
 _CONVERSIONS = "item tolist __int__ __float__ __complex__ __index__ numpy __array__"
 
 
-@handles(*named(f"{_CONVERSIONS} __format__ __repr__ __contains__", T))
-@handles(*named("equal allclose", T, torch))
+@handles(*named(f"{_CONVERSIONS} __format__ __repr__ __contains__", Tensor))
+@handles(*named("equal allclose", Tensor, torch))
 def _value(mode: VmapMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     with torch.no_grad():
         answers = each(mode, func, args, kwargs)
-    array = func in (T.numpy, T.__array__)
+    array = func in (Tensor.numpy, Tensor.__array__)
     mode.decide([(a.shape, a.tobytes()) if array else _key(a) for a in answers])
     return answers[0].copy() if array else answers[0]
 
@@ -1107,7 +1089,7 @@ def _value(mode: VmapMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, A
 _BY_VALUES = "nonzero argwhere masked_select unique unique_consecutive bincount"
 
 
-@handles(*named(_BY_VALUES, T, torch))
+@handles(*named(_BY_VALUES, Tensor, torch))
 def _shaped(mode: VmapMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Functions whose result has a shape that the values decide on."""
     return _stacked(mode, each(mode, func, args, kwargs))
@@ -1133,7 +1115,7 @@ def _where(mode: VmapMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, A
     return NotImplemented
 
 
-@handles(torch.repeat_interleave, T.repeat_interleave)
+@handles(torch.repeat_interleave, Tensor.repeat_interleave)
 def _repeated(mode: VmapMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     repeats = kwargs.get("repeats", args[1] if len(args) > 1 else args[0])
     if isinstance(repeats, Tensor) and is_lane(repeats):
@@ -1154,16 +1136,16 @@ def _index(mode: VmapMode, index: Any) -> Any:
         elif part.dtype in (torch.bool, torch.uint8):
             if not part.dim():
                 raise NotVectorisable("an example's truth value is used as an index")
-            places = _shaped(mode, T.nonzero, (part,), {})
+            places = _shaped(mode, Tensor.nonzero, (part,), {})
             found += places.unbind(1)
         elif part.dim() == 0:
-            found.append(_value(mode, T.item, (part,), {}))
+            found.append(_value(mode, Tensor.item, (part,), {}))
         else:
             found.append(part)
     return tuple(found)
 
 
-@handles(T.__getitem__)
+@handles(Tensor.__getitem__)
 def _get(mode: VmapMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     index = _index(mode, args[1])
     if index is None:
@@ -1172,7 +1154,7 @@ def _get(mode: VmapMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any
         return args[0][index]
 
 
-@handles(T.__setitem__)
+@handles(Tensor.__setitem__)
 def _set(mode: VmapMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     index = _index(mode, args[1])
     if index is None:
@@ -1186,7 +1168,7 @@ def _set(mode: VmapMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any
 def _packed(mode: VmapMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     values, lengths, batch_first = args
     if is_lane(lengths):
-        lengths = torch.tensor(_value(mode, T.tolist, (lengths,), {}))
+        lengths = torch.tensor(_value(mode, Tensor.tolist, (lengths,), {}))
     if not is_lane(values):
         return NotImplemented
     return _padded(mode, func, (values, lengths, batch_first), {})
@@ -1263,7 +1245,7 @@ class _Both(torch.autograd.Function):
         return None, None, *ctx.back(gradients)
 
 
-def call(mode: VmapMode, kind: Any, args: tuple[Any, ...], own: Callable[..., Any]) -> Any:  # noqa: PLR0915
+def call(mode: VmapMode, kind: Any, args: tuple[Any, ...], own: Callable[..., Any]) -> Any:
     """``kind.apply(*args)`` for every lane.
 
     Args:
@@ -1290,7 +1272,6 @@ def call(mode: VmapMode, kind: Any, args: tuple[Any, ...], own: Callable[..., An
     needs = tuple(isinstance(v, Tensor) and grown and v.requires_grad for v in plain)
     notes = _Notes(needs)
     shape: list[Any] = []
-    dims: list[int] = []
 
     def run() -> list[Tensor]:
         with _inside(mode) as level:
@@ -1308,12 +1289,8 @@ def call(mode: VmapMode, kind: Any, args: tuple[Any, ...], own: Callable[..., An
             for value in results:
                 if not isinstance(value, Tensor):
                     raise NotVectorisable(f"{kind.__name__} returns something else than tensors")
-                mixed = rows(value) if is_lane(value) else None
                 with outside():
-                    if mixed is None:
-                        mixed = value.expand(mode.size, *value.shape)
-                    found.append(mixed.detach().clone())
-                dims.append(0)
+                    found.append(boundary.every(value, mode.size).detach().clone())
             return found
 
     def back(gradients: tuple[Tensor | None, ...]) -> list[Tensor | None]:
@@ -1327,17 +1304,14 @@ def call(mode: VmapMode, kind: Any, args: tuple[Any, ...], own: Callable[..., An
                 if value is None or not needs[i]:
                     found.append(None)
                     continue
-                gradient = rows(value) if is_lane(value) else None
                 with outside():
-                    if gradient is None:
-                        gradient = value.expand(mode.size, *value.shape)
                     expected = whole.movedim(dim, 0).shape
-                    found.append(gradient.reshape(expected).movedim(0, dim))
+                    found.append(boundary.every(value, mode.size).reshape(expected).movedim(0, dim))
             return found
 
     with outside():
         outputs = _Both.apply(run, back, *(whole for whole, _ in wholes))  # type: ignore[no-untyped-call]
-    result = tuple(lane(value, dim, mode.level) for value, dim in zip(outputs, dims, strict=True))
+    result = tuple(lane(value, 0, mode.level) for value in outputs)
     return result if shape[0] else result[0]
 
 
@@ -1376,13 +1350,13 @@ def _argument(args: tuple[Any, ...], kwargs: dict[str, Any], at: int, name: str)
     return kwargs.get(name, args[at] if len(args) > at else None)
 
 
-_BATCH_NORM = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum")
+BATCH_NORM = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum")
 _PLAIN_BATCH_NORM = ("input", "weight", "bias", "running_mean", "running_var", "training")
 
 
 @handles(F.batch_norm, torch.batch_norm)
 def _batch_norm(mode: VmapMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    names = (*_BATCH_NORM, "eps") if func is F.batch_norm else _PLAIN_BATCH_NORM
+    names = (*BATCH_NORM, "eps") if func is F.batch_norm else _PLAIN_BATCH_NORM
     given = dict(zip(names, args, strict=False)) | kwargs
     if not given.get("training"):
         return NotImplemented
@@ -1411,7 +1385,7 @@ def _instance_norm(mode: VmapMode, func: Any, args: tuple[Any, ...], kwargs: dic
     return NotImplemented
 
 
-@handles(F.embedding, F.embedding_bag)
+@handles(F.embedding, F.embedding_bag, always=True)
 def _table(mode: VmapMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if _argument(args, kwargs, 3, "max_norm") is not None:
         raise Refused("an embedding's max_norm rewrites rows that the examples use: use None")
@@ -1477,7 +1451,7 @@ def _roll(mode: VmapMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, An
     return args[0].clone() if args and not args[0].dim() else NotImplemented
 
 
-@handles(torch.index_fill, T.index_fill, T.index_fill_)
+@handles(torch.index_fill, Tensor.index_fill, Tensor.index_fill_)
 def _fill(mode: VmapMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     value = _argument(args, kwargs, 3, "value")
     if isinstance(value, Tensor) and is_lane(value):
@@ -1498,13 +1472,13 @@ _refuse(
     Refused,
     "a hook on a tensor would run in the backward pass, where the examples are no longer apart: "
     "remove it, or write what it does into the forward pass",
-    *named("register_hook register_post_accumulate_grad_hook retain_grad", T),
+    *named("register_hook register_post_accumulate_grad_hook retain_grad", Tensor),
     always=True,
 )
 _refuse(
     NotVectorisable,
     "the model or loss differentiates inside itself",
-    *(torch.autograd.grad, torch.autograd.backward, T.backward),
+    *(torch.autograd.grad, torch.autograd.backward, Tensor.backward),
     always=True,
 )
 # Found by comparing every batching rule of torch 2.13 with a loop, for operands of unequal ranks.
@@ -1512,19 +1486,19 @@ _refuse(
     NotVectorisable,
     "torch's batching rule for {} may mix the examples",
     *named("solve solve_ex lstsq lu_solve", torch.linalg),
-    *(torch.lu_solve, T.lu_solve),
+    *(torch.lu_solve, Tensor.lu_solve),
 )
 _refuse(
     NotVectorisable,
     "as_strided, which sees the memory of an example's tensor",
-    *(torch.as_strided, T.as_strided),
+    *(torch.as_strided, Tensor.as_strided),
 )
 _refuse(
     Refused,
     "{} reaches the memory of an example's tensor, which holds all of them: make a new tensor "
     "instead",
-    *named("resize_ resize_as_ set_ as_strided_ __dlpack__", T),
-    *named("data_ptr untyped_storage storage", T),
+    *named("resize_ resize_as_ set_ as_strided_ __dlpack__", Tensor),
+    *named("data_ptr untyped_storage storage", Tensor),
 )
 
 
@@ -1559,11 +1533,7 @@ def _check_parameter(name: str, parameter: Tensor, sharded: bool) -> None:
             "pass through it: remove it"
         )
     kind = type(parameter.data)
-    if (
-        not sharded
-        and kind is not Tensor
-        and kind.__torch_dispatch__ is not Tensor.__torch_dispatch__
-    ):
+    if not sharded and kind.__torch_dispatch__ is not Tensor.__torch_dispatch__:
         raise Refused(
             f"parameter {name!r} is a {kind.__name__}: shards are taken from fully_shard, by "
             "forethought.train; other wrapped tensors are not supported, use the plain module"

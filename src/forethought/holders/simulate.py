@@ -39,15 +39,13 @@ from forethought.holders import simulator
 from forethought.holders.fused import LAW, Asked, Cohort, cohorts, require_fusible, simulated_times
 from forethought.holders.simulator import rehearsed
 from forethought.holders.topology import Topology, topology_of
-from forethought.holders.trainer import Holder, SharedModel
+from forethought.holders.trainer import Holder, ReportedAverage, SharedModel
 from forethought.holders.workers import PROCESSES, InProcess, Workers, address_of
 from forethought.rounds.contributions import Loss, check_loss, default_loss
-from forethought.rounds.private_sum import Layout
 from forethought.rounds.randomness import Secrets, Seeds
 from forethought.rounds.records import Records, as_records, blank
 from forethought.training.folder import KEYS, PLAN, CheckpointError, RunSecrets, locked, wipe
 from forethought.training.metrics import evaluate
-from forethought.training.optimizers import IterateAverage
 from forethought.training.records import require_fit
 from forethought.training.run import NOT_COVERED_TEST
 from forethought.values.checks import RunFolderExistsError, function, require_only
@@ -64,9 +62,6 @@ POINTS = 40
 Progress = Callable[[int, int], None]
 
 
-Held = TypeVar("Held")
-
-
 @dataclass
 class Simulation:
     """Holders that are ready to compute, and the state of their releases so far.
@@ -77,7 +72,7 @@ class Simulation:
         folder: where results are kept; None: nothing is kept. holders: one for each share.
         start: the weights that all begin with. secrets: of all holders.
         workers: processes that compute; 0: this one. engine: starts these processes.
-        progress: see :func:`simulate`.
+        progress: see :func:`simulate`. held: contexts that are left when the simulation ends.
     """
 
     topology: Topology
@@ -91,7 +86,7 @@ class Simulation:
     workers: int
     engine: str
     progress: Progress | None
-    _held: contextlib.ExitStack
+    held: contextlib.ExitStack
     _states: dict[int, bytes] = field(default_factory=dict)
     _count: int = 0
 
@@ -108,7 +103,7 @@ class Simulation:
             options: dict[str, Any] = {"gradients": gradients, "states": states}
             if not self.workers:
                 return InProcess(*brought, **options)
-            return self.until_the_end(
+            return self.held.enter_context(
                 Workers(self.workers, *brought, **options, engine=self.engine)
             )
 
@@ -124,13 +119,9 @@ class Simulation:
             name: of the record.
         """
         made = make({}) if self.folder is None else Recorded(self.folder, make, name)
-        self._held.callback(torch.set_num_threads, torch.get_num_threads())
+        self.held.callback(torch.set_num_threads, torch.get_num_threads())
         torch.set_num_threads(1)
         return made
-
-    def until_the_end(self, held: contextlib.AbstractContextManager[Held]) -> Held:
-        """Enter a context that is left when the simulation ends."""
-        return self._held.enter_context(held)
 
     def committed(self, holder: int, release: ClientRelease | simulator.Result) -> None:
         """Note a holder's release, and call ``progress``."""
@@ -181,42 +172,6 @@ class Simulation:
         wipe(folder / KEYS)
         for name in (RECORD, FUSED):
             (folder / name).unlink(missing_ok=True)
-
-
-class ReportedAverage:
-    """The average of a federation's models; see :class:`forethought.federated.server.Average`.
-
-    Args:
-        federation: sets the kind of average. layout: of the model's tensors in a vector.
-        weights: the first model, float32, shape (parameters,).
-    """
-
-    def __init__(self, federation: Federation, layout: Layout, weights: Vector) -> None:
-        self._newest = torch.from_numpy(np.array(weights, dtype=np.float32))
-        parts = layout.views(self._newest)
-        self._layout = layout
-        self._average = IterateAverage(federation.averaging, parts, federation.rounds)
-
-    @classmethod
-    def of(cls, federation: Federation, layout: Layout, weights: Vector) -> ReportedAverage | None:
-        """The average that a federation reports; None: it reports its newest model."""
-        return None if federation.averaging.kind == "none" else cls(federation, layout, weights)
-
-    def update(self, version: int, weights: Vector) -> None:
-        """Include the model of a version in the average."""
-        self._newest.copy_(torch.from_numpy(np.array(weights)))
-        self._average.update(version)
-
-    @property
-    def weights(self) -> Vector:
-        """The average, float32, shape (parameters,)."""
-        parts = [part.reshape(-1) for part in self._average.values.values()]
-        return torch.cat(parts).numpy().astype(np.float32)
-
-    def restore(self, weights: Vector) -> None:
-        """Continue from this average."""
-        flat = torch.from_numpy(np.array(weights, dtype=np.float32))
-        self._average.restore(self._layout.views(flat))
 
 
 # The beginning of a simulation: new, or resumed from the folder of an interrupted one.
@@ -339,26 +294,16 @@ class Recorded:
         new = [other for other in along if (other.client, other.round) not in self._kept]
         all_of_it = [(work, done), *((other, others[other.client]) for other in new)]
         self._kept |= {(other.client, other.round) for other, _ in all_of_it[1:]}
-        parts = [_encoded(*pair) for pair in all_of_it]
+        parts = []
+        for of, one in all_of_it:
+            about = of.client, of.round, of.base, one.rounds, one.input_hash, one.state
+            parts.append(encode(_KeptUpdate(*about, one.vector)))
         self._log.append(b"".join(_LENGTH.pack(len(part)) + part for part in parts))
         return done
 
     def done(self) -> dict[int, simulator.Result]:
         """No outcomes: each is in the record."""
         return {}
-
-
-def _encoded(work: simulator.Work, done: simulator.Result) -> bytes:
-    kept = _KeptUpdate(
-        work.client,
-        work.round,
-        work.base,
-        done.rounds,
-        done.input_hash,
-        done.state,
-        done.vector,
-    )
-    return encode(kept)
 
 
 def _split(record: bytes) -> Iterator[memoryview]:
@@ -573,8 +518,8 @@ def synchronous_seconds(agreed: Federation | Gossip, times: simulator.Times) -> 
         rule="synchronous",
         exchanged="weights",
         absence=None,
+        refreshes=0,
         robust=replace(agreed.robust, kind="mean", bound=None),
-        parameters=1,
     )
     return rehearsed(other, times).seconds
 
@@ -678,7 +623,7 @@ def _fused(federation: Federation, running: Simulation, asked: Sequence[Asked]) 
 
     def make(states: dict[int, bytes]) -> simulator.Trainers:
         brought = running.shared, running.holders, federation, asked, running.secrets
-        return running.until_the_end(Cohort(*brought, running.workers, running.engine))
+        return running.held.enter_context(Cohort(*brought, running.workers, running.engine))
 
     trainers = running.recorded(make, FUSED)
     weights, moments = running.start, Moments()

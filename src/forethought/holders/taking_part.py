@@ -12,19 +12,21 @@ import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from forethought.accounting.interval import at_most
 from forethought.accounting.statement import Randomness, Statement
 from forethought.exchange.events import Compute, Computed
 from forethought.exchange.keys import POLICY, POLICY_SCHEMA, ROSTER, Keys, Roster
-from forethought.exchange.messages import SERVER, Endpoint, Vector
+from forethought.exchange.messages import SERVER, Endpoint, Leave, Vector
 from forethought.exchange.storage import (
     LEDGER,
     ClientLedger,
     FolderStorage,
     MemberWitness,
+    Storage,
 )
 from forethought.federated.client import ClientMachine
 from forethought.federated.federation import Federation, FederationError, require_roster
@@ -34,7 +36,7 @@ from forethought.federated.sizes import released
 from forethought.federated.statements import Policy
 from forethought.gossip.gossip import Gossip, GossipError
 from forethought.gossip.statements import worker_statement
-from forethought.holders.driving import CarryClient, ClientDriver
+from forethought.holders.driving import CarryClient, ClientDriver, Out
 from forethought.holders.links import Links, Pace, Stop, WorkerDriver, WorkerOutcome
 from forethought.holders.server import require_member
 from forethought.holders.simulator import Result, worker
@@ -53,13 +55,19 @@ from forethought.rounds.records import Records
 from forethought.training.folder import PAID, PLAN, RESERVATION, locked
 from forethought.values.caveats import Caveat
 from forethought.values.checks import real
-from forethought.values.plan import TRANSCRIPT, Paid, Payer, Plan, grid
+from forethought.values.plan import TRANSCRIPT, grid
 from forethought.values.serialisation import canonical, plain
+
+if TYPE_CHECKING:
+    from forethought.ledger.paid_run import Ledger, PaidRun
 
 # Reason of a worker's end: its ledger was set back, so the ledger's count of releases is too low.
 SET_BACK = "ledger set back"
 # Folder of the statement against an observer of one final model.
 OUTSIDER = "outsider"
+# Files of a client's folder: the number of its last process; and there is one if it ever said
+# goodbye, which results may have decided, even if it came back.
+LIFE, GOODBYE = "life", "left"
 
 
 @dataclass(frozen=True)
@@ -85,7 +93,7 @@ class Share:
     seeds: Seeds = Seeds()  # noqa: RUF009 (frozen)
     micro_batch: int | None = None
     witness: Path | None = None
-    payer: Payer | None = None
+    payer: Ledger | None = None
 
     def require(self, agreed: Federation | Gossip, me: int) -> None:
         """Refuse a plan for another number of records, or a worker's beyond its ``epsilon``.
@@ -158,7 +166,7 @@ class _Part:
 
     topology: Topology
     me: int
-    folder: Path
+    storage: FolderStorage
     keys: Keys
     endpoint: Endpoint
     ledger: ClientLedger
@@ -166,7 +174,7 @@ class _Part:
     witness: MemberWitness | None
     returning: bool
     randomness: Randomness
-    paid: Paid | None
+    paid: PaidRun | None
 
     def took(
         self,
@@ -188,7 +196,7 @@ class _Part:
         topology, me, held = self.topology, self.me, self.ledger.read()
         over, caveats = reason in topology.endings, list[Caveat]()
         if self.paid is not None and over and reason != SET_BACK:
-            text, words = self.paid.settle(held.rounds)
+            text, words = self.paid.settle(_paid_rounds(topology.agreed, me, held.rounds))
             files, caveats = {**files, PAID: text}, [Caveat("in-the-book", words)]
         found, transcript = list[Statement](), released(held.state)
         if len(transcript):
@@ -200,7 +208,7 @@ class _Part:
                 POLICY: canonical({"schema": POLICY_SCHEMA, **policy}),
             }
             for view in range(len(topology.views)):
-                place = self.folder / OUTSIDER if view else self.folder
+                place = self.storage.folder / (OUTSIDER if view else "")
                 place.mkdir(exist_ok=True)
                 # Whoever sees a model that was not averaged in the end sees the last round alone.
                 seen = view if reason == "rounds" else 0
@@ -209,15 +217,32 @@ class _Part:
         return TookPart(reason, over, held.updates, tuple(found), weights, tuple(alarms), drove)
 
 
-def _reserved(share: Share, plan: Plan, folder: Path) -> contextlib.AbstractContextManager[Any]:
-    """A context with the whole plan's reservation, new or resumed; None: there is no payer.
+def _paid_rounds(agreed: Federation | Gossip, me: int, rounds: int) -> int:
+    """How many reserved rounds are among the first ``rounds`` of a plan.
+
+    A client reserves the rounds of its own phases. Of those it pays all up to the last one that it
+    released, also if it left some out: they may have less noise than the earlier ones.
+    """
+    if not isinstance(agreed, Federation):
+        return rounds
+    first = agreed.first_round
+    own = (range(first(at.start), min(rounds, first(at.stop))) for at in agreed.places(me))
+    return sum(map(len, own))
+
+
+def _reserved(
+    share: Share, agreed: Federation | Gossip, me: int, folder: Path
+) -> contextlib.AbstractContextManager[Any]:
+    """A context with the reservation of all that a holder may release; None: there is no payer.
 
     Raises:
-        ValueError: the plan does not fit, or the folder has a reservation but no payer is given.
+        ValueError: it does not fit, or the folder has a reservation but no payer is given.
     """
     if share.payer is not None:
+        plan = agreed.plan(me)
+        whole = agreed.planned(me) if isinstance(agreed, Federation) else plan.mechanism
         group, unit = plan.records_per_person, unit_of(plan)
-        return share.payer.paid(plan.mechanism, group=group, unit=unit, folder=folder, resume=True)
+        return share.payer.paid(whole, group=group, unit=unit, folder=folder, resume=True)
     if (folder / RESERVATION).is_file():
         raise ValueError(f"the part in {folder} is paid from a ledger: name it to go on")
     return contextlib.nullcontext()
@@ -237,7 +262,7 @@ def _part(
     agreed = topology.agreed
     share.require(agreed, me)
     plan = agreed.plan(me)
-    with locked(folder), _reserved(share, plan, folder) as paid:
+    with locked(folder), _reserved(share, agreed, me, folder) as paid:
         own = own_secrets(folder, share.seeds, agreed.REFUSAL)
         if keys is None:
             keys = own_keys(folder / "member", f"worker-{me}")
@@ -245,10 +270,13 @@ def _part(
         returning = storage.read(LEDGER) is not None
         endpoint = Endpoint(agreed.run_id, me, keys.signing, known, length)
         allows = agreed.guard(me) if isinstance(agreed, Federation) else None
-        ahead = None if paid is None else paid.ahead
+        counted = partial(_paid_rounds, agreed, me)
+        ahead = None if paid is None else lambda rounds: paid.ahead(counted(rounds))
         digest = share.records.digest(own.identity)
         ledger = ClientLedger(storage, endpoint, digest, allows, ahead)
         state = ledger.read()
+        if paid is not None:
+            paid.recorded(counted(state.rounds))
         witness = None
         if share.witness is not None:
             witness = MemberWitness(share.witness, agreed.run_id, me)
@@ -268,18 +296,9 @@ def _part(
             gradients=topology.gradients,
             state=state.state,
         )
+        drawn = randomness_of(own, plan)
         yield _Part(
-            topology,
-            me,
-            folder,
-            keys,
-            endpoint,
-            ledger,
-            trainer,
-            witness,
-            returning,
-            randomness_of(own, plan),
-            paid,
+            topology, me, storage, keys, endpoint, ledger, trainer, witness, returning, drawn, paid
         )
 
 
@@ -309,7 +328,8 @@ def take_part_as_client(
     Raises:
         FederationError: a plan beyond the policy (before anything is connected), other records,
             model, roster or keys, or a part that has ended. LedgerError, LogError: the ledger
-            belongs to another run, was set back, or is damaged.
+            belongs to another run, was set back, or is damaged. BookError: by the book of the
+            share's payer the ledger was set back, or the plan does not fit.
         RunFolderBusyError: another process uses the folder. OSError: a write failed.
     """
     require_roster(federation, roster)
@@ -320,11 +340,9 @@ def take_part_as_client(
     topology = StarTopology(federation)
     server = {SERVER: bytes.fromhex(roster.server.public_key)}
     with _part(topology, me, shared, share, folder, keys, server, federation.parameters) as part:
-        trainer, ledger = part.trainer, part.ledger
-        if federation.secure is None:
-            machine = ClientMachine(federation, me, ledger.read(), life=time.time_ns())
-        else:
-            machine = _behind_masks(federation, part, roster)
+        trainer, ledger, storage = part.trainer, part.ledger, part.storage
+        kind = ClientMachine if federation.secure is None else _masked(federation, part, roster)
+        machine = kind(federation, me, ledger.read(), life=_next_life(storage))
 
         def compute(asked: Compute) -> Computed | None:
             found: Result | None
@@ -334,19 +352,32 @@ def take_part_as_client(
                 found = trainer.compute_part(asked.planned, asked.vector, asked.part, asked.parts)
             return None if found is None else found.answer(asked, time.monotonic())
 
-        driver = carry(
-            lambda out, begin: ClientDriver(
-                machine, ledger, part.endpoint, out, begin, witness=part.witness
-            ),
-            compute,
-        )
-        made = StarTopology(stated or federation, left=driver.done == LEFT)
+        def driver_of(out: Out, begin: Callable[[Compute], None]) -> ClientDriver:
+            def sending(to: int, message: Any, frame: bytes) -> None:
+                if isinstance(message, Leave) and message.reason == "stopped":
+                    storage.replace(GOODBYE, b"")
+                out(to, message, frame)
+
+            return ClientDriver(
+                machine, ledger, part.endpoint, sending, begin, witness=part.witness
+            )
+
+        driver = carry(driver_of, compute)
+        left = driver.done == LEFT or storage.read(GOODBYE) is not None
+        made = StarTopology(stated or federation, left=left)
         files, ended = {ROSTER: roster.to_json()}, (driver.done, machine.weights, driver.alarms)
         return part.took(made, plain(policy), files, *ended)
 
 
-def _behind_masks(federation: Federation, part: _Part, roster: Roster) -> ClientMachine:
-    """A machine that masks its updates, with keys that the members of the roster sign."""
+def _next_life(storage: Storage) -> int:
+    """A number for this process above those of all earlier ones, whatever the clock says."""
+    life = max(time.time_ns(), int(storage.read(LIFE) or 0) + 1)
+    storage.replace(LIFE, str(life).encode())
+    return life
+
+
+def _masked(federation: Federation, part: _Part, roster: Roster) -> Callable[..., ClientMachine]:
+    """The kind of machine that masks its updates, with keys that the roster's members sign."""
     bits = SecureAggregation.from_dict(federation.secure or {}).bits
 
     def elements(number: int) -> Ring:
@@ -357,15 +388,8 @@ def _behind_masks(federation: Federation, part: _Part, roster: Roster) -> Client
         step, _ = grid(one.noise_std, one.clip_norm, federation.parameters)
         return to_ring(noised.vector.cpu().numpy(), step, bits)
 
-    return SecureClient(
-        federation,
-        part.me,
-        part.ledger.read(),
-        life=time.time_ns(),
-        elements=elements,
-        sign=part.keys.signing.sign,
-        verify=roster.signed,
-    )
+    sign = part.keys.signing.sign
+    return partial(SecureClient, elements=elements, sign=sign, verify=roster.signed)
 
 
 def require_architecture(shared: SharedModel, federation: Federation) -> None:

@@ -22,14 +22,20 @@ from safetensors.torch import load, save
 from forethought.accounting.statement import Randomness
 from forethought.exchange.messages import Vector
 from forethought.exchange.storage import LEDGER
+from forethought.federated.federation import Federation
 from forethought.federated.sizes import values_of
 from forethought.holders.simulator import HolderError, Result
 from forethought.rounds import private_sum
 from forethought.rounds.contributions import Loss, require_images
 from forethought.rounds.randomness import Indices, Secrets, Seeds
 from forethought.rounds.records import Records, blank
-from forethought.training.folder import KEYS, RunSecrets, wipe
-from forethought.training.optimizers import descent_of, optimizer_state, restore_optimizer
+from forethought.training.folder import KEYS, RunSecrets
+from forethought.training.optimizers import (
+    IterateAverage,
+    descent_of,
+    optimizer_state,
+    restore_optimizer,
+)
 from forethought.training.records import warn_of_another_model
 from forethought.values.mechanism import Correlated, LocalRounds, Persons, Sampling, first_round
 from forethought.values.plan import Plan, Transcript, step_sizes
@@ -130,6 +136,44 @@ class Holder:
         augmentation, kind = self.plan.augmentation, self.plan.contribution
         if augmentation is not None:
             require_images(blank(self.records)[0], augmentation, isinstance(kind, Persons))
+
+
+class ReportedAverage:
+    """The average of a federation's models; see :class:`forethought.federated.server.Average`.
+
+    Args:
+        federation: sets the kind of average. layout: of the model's tensors in a vector.
+        weights: the first model, float32, shape (parameters,).
+    """
+
+    def __init__(self, federation: Federation, layout: private_sum.Layout, weights: Vector) -> None:
+        self._newest = torch.from_numpy(np.array(weights, dtype=np.float32))
+        parts = layout.views(self._newest)
+        self._layout = layout
+        self._average = IterateAverage(federation.averaging, parts, federation.rounds)
+
+    @classmethod
+    def of(
+        cls, federation: Federation, layout: private_sum.Layout, weights: Vector
+    ) -> ReportedAverage | None:
+        """The average that a federation reports; None: it reports its newest model."""
+        return None if federation.averaging.kind == "none" else cls(federation, layout, weights)
+
+    def update(self, version: int, weights: Vector) -> None:
+        """Include the model of a version in the average."""
+        self._newest.copy_(torch.from_numpy(np.array(weights)))
+        self._average.update(version)
+
+    @property
+    def weights(self) -> Vector:
+        """The average, float32, shape (parameters,)."""
+        parts = [part.reshape(-1) for part in self._average.values.values()]
+        return torch.cat(parts).numpy().astype(np.float32)
+
+    def restore(self, weights: Vector) -> None:
+        """Continue from this average."""
+        flat = torch.from_numpy(np.array(weights, dtype=np.float32))
+        self._average.restore(self._layout.views(flat))
 
 
 class ClientTrainer:
@@ -334,15 +378,6 @@ def own_secrets(folder: Path, seeds: Seeds, refusal: type[ValueError]) -> RunSec
     own = RunSecrets.draw(seeds)
     own.write(folder)
     return own
-
-
-def end(folder: Path) -> None:
-    """Wipe the secrets of a part that is over; its results must have been saved before.
-
-    Raises:
-        OSError: the file cannot be overwritten.
-    """
-    wipe(folder / KEYS)
 
 
 def randomness_of(own: RunSecrets, plan: Plan) -> Randomness:

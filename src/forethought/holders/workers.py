@@ -156,7 +156,6 @@ class Workers:
         self._pools: list[Pool] = []
         self._futures: dict[int, Future[dict[int, Result]]] = {}
         self._works: list[Work] = []
-        self._results: dict[int, Result] = {}
         self._clients = len(holders)
         self._held = contextlib.ExitStack()
         if engine != PROCESSES:
@@ -193,26 +192,19 @@ class Workers:
 
     def result(self, client: int) -> Result:
         """Submit all work that was begun to the processes; wait for this client's outcome."""
-        if client not in self._futures and client not in self._results:
+        if any(work.client == client for work in self._works):
             works, self._works = self._works, []
             for group in groups_of(works, self._clients):
                 block = block_of(group[0].client, self._clients)
                 future = self._pools[block % len(self._pools)].submit(ask, "compute", group)
                 for work in group:
                     self._futures[work.client] = future
-        if client in self._futures:
-            # The outcomes of a group arrive together.
-            for one, result in self._futures.pop(client).result().items():
-                self._results[one] = result
-                self._futures.pop(one, None)
-        return self._results.pop(client)
+        return self._futures.pop(client).result()[client]
 
     def done(self) -> dict[int, Result]:
         """Wait for all submitted work; the outcomes that are not yet requested."""
-        for future in {id(f): f for f in self._futures.values()}.values():
-            self._results |= future.result()
-        self._futures.clear()
-        return self._results
+        outcomes = ((client, future.result()) for client, future in self._futures.items())
+        return {client: found[client] for client, found in outcomes if client in found}
 
 
 # Processes that compute.

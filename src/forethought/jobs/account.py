@@ -6,12 +6,13 @@ import hashlib
 import math
 import signal
 import threading
+import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, replace
 from itertools import combinations
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from forethought.accounting import verification
 from forethought.accounting.accountants import AGGREGATE, NETWORK, SECURE_AGGREGATION
@@ -35,7 +36,7 @@ from forethought.federated.statements import VIEWS, accountant_of, notes
 from forethought.gossip.decentralised import NetworkViewError
 from forethought.gossip.gossip import GOSSIP, Gossip
 from forethought.gossip.statements import NOTES, network_gains, outsider_gain
-from forethought.jobs.job import JobRequest
+from forethought.jobs.job import JOB_NAME, JobRequest
 from forethought.ledger.book import Account, Entry, Reservation
 from forethought.ledger.history import history
 from forethought.ledger.paid_run import EVIDENCE as IN_BOOK
@@ -46,9 +47,6 @@ from forethought.values.checks import real, whole
 from forethought.values.mechanism import Mechanism, Rounds
 from forethought.values.plan import TRANSCRIPT, Plan, Releases, Transcript, TranscriptError
 from forethought.values.serialisation import opened_outside, parse, read_outside, write_text
-
-if TYPE_CHECKING:
-    from forethought.papers.comparison import ComparisonRow
 
 PLAN, STATEMENT, MODEL = "plan.json", "statement.json", "model.safetensors"
 # What people read beside a statement; signed with it, and compared where it can be.
@@ -62,13 +60,6 @@ BOOK = "total of the data set"
 LONGEST, LARGEST_MODEL = 300.0, 1 << 36
 # Largest number of sets of observers to search.
 MOST_OBSERVERS = 2000
-
-
-def compared(statement: Statement) -> list[ComparisonRow]:
-    """The results of every analysis for a statement's mechanism and group size."""
-    from forethought.papers.comparison import compare
-
-    return compare(statement.mechanism, statement.delta, statement.examples, statement.group)
 
 
 def account_for(request: JobRequest, examples: int, group: int | None) -> Statement:
@@ -205,6 +196,8 @@ def _verified(
         # Checked before the files are parsed.
         verification.require_evidence(statement, files)
     plan = Plan.from_json(texts[PLAN]) if PLAN in texts else None
+    if plan is not None and JOB_NAME in texts:
+        _require_unit(texts[JOB_NAME], plan)
     federation = Federation.from_json(texts[FEDERATION]) if FEDERATION in texts else None
     transcript = None
     if TRANSCRIPT in texts:
@@ -219,6 +212,8 @@ def _verified(
             raise StatementError(f"the statement leaves out what holders agreed on: {note}")
     if IN_BOOK in texts:
         _require_words(texts[IN_BOOK], statement)
+    if found.name == STATEMENT and statement.releases:
+        _require_told(found, statement)
     others = None
     if statement.accountant["kind"] in OF_OTHERS:
         others = _agreed_by_others(federation, gossip, statement)
@@ -237,6 +232,33 @@ def _verified(
     return replace(
         outcome, rows=(*outcome.rows, verification.ComparedEntry(BOOK, "", "", None, why))
     )
+
+
+def _require_unit(text: str, plan: Plan) -> None:
+    """Refuse a plan for persons where the job beside it is about records, or the other way round.
+
+    Raises:
+        StatementError: one of them was exchanged. ValueError: the job is no TOML.
+    """
+    data = tomllib.loads(text).get("data", {})
+    own = {"person", "records_per_person"} & set(data)
+    alone = plan.records_per_person == 1 and data.get("records_per_person") != 1
+    if data and (not own if plan.contribution.kind == "persons" else own and alone):
+        asked = "persons" if own else "records"
+        raise StatementError(
+            f"the {JOB_NAME} beside the statement asks for a promise to {asked}, the {PLAN} beside "
+            "it makes another one: restore the files that the run wrote"
+        )
+
+
+def _require_told(found: Path, statement: Statement) -> None:
+    """Refuse a statement that leaves out what a run's figures beside it say of its records."""
+    for name, code in (("results.json", "held-out-accuracy"), ("diagnostics.csv", "diagnostics")):
+        for one in (Caveat(code), Caveat("time-and-memory")):
+            if one not in statement.caveats and _there(found.with_name(name)):
+                raise StatementError(
+                    f"beside a {name} the statement must say what it leaves out ({one.code}): {one}"
+                )
 
 
 def _text_of(found: Path) -> verification.ComparedEntry:
@@ -635,5 +657,8 @@ def _schema_of(path: Path) -> str:
     try:
         values = parse(read_outside(path))
     except ValueError as error:
-        raise ValueError(f"{path} is no JSON file: {error}") from None
+        raise ValueError(
+            f"{path} is no JSON file ({error}): give a plan, a statement or a run folder. Of a job "
+            "ask forethought plan"
+        ) from None
     return str(values.get("schema", "")) if isinstance(values, dict) else ""

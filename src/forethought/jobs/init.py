@@ -55,7 +55,9 @@ def job_for(path: Path, label: str | Sequence[str] | None = None) -> str:
     """
     kind, form = _form(path)
     seen: dict[str, Seen] = {}
+    firsts: list[pl.DataFrame] = []
     for frame in Table(path, kind, form).pieces():
+        firsts.append(frame.head(LOOKED - sum(map(len, firsts))))
         for name in frame.columns:
             seen.setdefault(name, Seen()).add(frame[name], form.decimal)
     if len(seen) < 2:
@@ -77,7 +79,7 @@ def job_for(path: Path, label: str | Sequence[str] | None = None) -> str:
             ) from None
     question = "" if labels else "  # is this the column to predict?"
     lines = [_HEAD.format(name=path.name), "[data]", f"source = {toml_value(f'{kind}:{path}')}"]
-    start = pl.concat(_first(Table(path, kind, form)), how="vertical_relaxed")
+    start = pl.concat(firsts, how="vertical_relaxed")
     persons = _persons(start, {name: seen[name] for name in seen if name not in targets})
     given_away: dict[str, str] = {}
     nearly: dict[str, str] = {}
@@ -150,16 +152,6 @@ _COSTS = (
     "# class costs that is taken for another, against 1, and the cheapest answer is given"
 )
 _LOUDER = "  # records of a rare class count for more, which clipping takes back for the most part"
-
-
-def _first(table: Table) -> Iterator[pl.DataFrame]:
-    """The first rows of a file: the LOOKED rows that are examined."""
-    rows = 0
-    for frame in table.pieces():
-        yield frame.head(LOOKED - rows)
-        rows += len(frame)
-        if rows >= LOOKED:
-            return
 
 
 def _entries(column: pl.Series, classes: Sequence[str] = ()) -> pl.Series:

@@ -920,10 +920,13 @@ class Job(_Section):
                 f"augmentations alter pixels, and the features are {self.data.features!r}: drop "
                 "[training] augment and augmentations, or [data] features"
             )
-        if asked.person_as == "group" and self.data.most_of_one_person == 1:
+        alone = asked.person_as == "group" and self.data.most_of_one_person == 1
+        # As one contribution rows must be told apart; numbers alone have no rows.
+        apart = self.data.person is not None or self.data.source == "none"
+        if alone or (asked.person_as == "contribution" and not apart):
             raise JobError(
-                "person_as = 'group' goes with persons of several rows: declare [data] person or "
-                "records_per_person, or leave it out"
+                f"person_as = {asked.person_as!r} goes with persons of several rows: declare "
+                "[data] person (or for 'group' records_per_person), or leave it out"
             )
         budget = self.budget_of(examples)
         delta = None if budget is not None else delta
@@ -1081,7 +1084,7 @@ _INSTEAD = {"epochs": "rounds", "rounds": "epochs"}
 
 @dataclass(frozen=True)
 class JobRequest:
-    """A job with the text it was read from, which is stored with the run.
+    """A job with the text it was read from.
 
     Args:
         name: of the job, for its run folder.
@@ -1116,8 +1119,10 @@ class JobRequest:
 
     @property
     def aside(self) -> tuple[str, ...]:
-        """The sections of the file that planning and training one model do not use, in words."""
+        """Parts of the file, and a promise, that training one model leaves out, in words."""
         job, found = self.job, []
+        if job.run.noise_seed is not None:
+            found.append("any guarantee: whoever knows noise_seed can subtract the noise; drop it")
         if job.statistics:
             found.append("[[statistics]]: forethought release releases them, at an ε of their own")
         for name, command in (("federation", "federate"), ("gossip", "gossip")):
@@ -1126,16 +1131,14 @@ class JobRequest:
         return tuple(found)
 
     def released_text(self) -> str:
-        """The job as a TOML text that may be published: the file's text, or one without seeds.
+        """The job as a TOML text that may be published, without its seeds and comments.
 
-        A run folder may be passed on, and a person who knows a seed can subtract the noise.
+        A run folder may be passed on. A person who knows a seed can subtract the noise, and the
+        comments of ``forethought init`` count records.
         """
-        run = self.job.run.model_dump(exclude_unset=True)
-        if not (self.overrides or self.settled) and not any(name in run for name in SEEDS):
-            return self.text
-        tables = self.job.model_dump(mode="json", exclude_unset=True, exclude_none=True)
+        tables = self.job.model_dump(exclude_unset=True, exclude_none=True)
         tables["run"] = {k: v for k, v in tables.get("run", {}).items() if k not in SEEDS}
-        return "# As it was run; seeds are left out.\n" + to_toml(tables)
+        return "# As it was run; seeds and comments are left out.\n" + to_toml(tables)
 
 
 def from_file(path: Path) -> JobRequest:

@@ -33,7 +33,6 @@ from forethought.holders.driving import Begin, CarryClient, ClientDriver, Send, 
 from forethought.holders.grpc import PeerRoster, SiteLinks, grpc_stream
 from forethought.holders.links import Launched, Pace, TeamLinks, WorkerOutcome
 from forethought.holders.server import START, CarryServer, Served, over_grpc, serve
-from forethought.holders.simulate import ReportedAverage
 from forethought.holders.taking_part import (
     Share,
     require_architecture,
@@ -41,7 +40,7 @@ from forethought.holders.taking_part import (
     take_part_as_client,
 )
 from forethought.holders.topology import topology_of
-from forethought.holders.trainer import SharedModel, end
+from forethought.holders.trainer import ReportedAverage, SharedModel
 from forethought.jobs import holders
 from forethought.jobs.job import JobError, JobRequest, from_file
 from forethought.jobs.load import Loaded, arranged_for, load_job, module_of, require_possible
@@ -50,7 +49,7 @@ from forethought.rounds.contributions import default_loss
 from forethought.rounds.randomness import Seeds
 from forethought.rounds.records import as_records, blank
 from forethought.training.execution import InterruptGuard, launched
-from forethought.training.folder import KEYS, RESERVATION
+from forethought.training.folder import KEYS, RESERVATION, wipe
 from forethought.training.metrics import evaluate
 from forethought.training.records import require_fit
 from forethought.values.checks import require_only
@@ -259,22 +258,20 @@ def _save_model(shared: SharedModel, out: Path) -> None:
     part.replace(out / MODEL)
 
 
-def _as_member(
+def _share(
     loaded: Loaded,
     own: Dataset,
     shared: SharedModel,
     agreed: holders.Agreed,
     me: int,
     out: Path,
-    part: Callable[[Share, Any], TookPart],
     *,
     allowed: tuple[float | None, float | None] = (None, None),
     witness: Path | None = None,
-) -> TookPart:
-    """Take part with a member's own records; write the model to ``out`` once its part is over.
+) -> tuple[Share, Any]:
+    """A member's share, of its own records, and the terms for its statement.
 
     Args:
-        part: takes part, given the member's share and the terms for its statement.
         allowed: (epsilon, delta) that a worker's plan may spend.
         witness: folder for the count by which a restored ledger is recognised.
     """
@@ -289,13 +286,17 @@ def _as_member(
     plans = tuple(loaded.with_caveats(plan) for plan in agreed.plans)
     payer = loaded.request.job.payer
     share = Share(records, loss, *allowed, seeds, run.micro_batch, witness, payer)
-    took = part(share, replace(agreed, plans=plans))
+    return share, replace(agreed, plans=plans)
+
+
+def _ended(took: TookPart, shared: SharedModel, out: Path) -> TookPart:
+    """A member's outcome; once its part is over, ``out`` has its model and no secret."""
     if took.weights is not None:
         shared.write(took.weights)
     if took.over:
         if took.weights is not None:
             _save_model(shared, out)
-        end(out)
+        wipe(out / KEYS)
     return took
 
 
@@ -402,13 +403,10 @@ def take_part_in_job(
             else flower.node_stream(where, certificates, node_key)
         )
         carry = over_streams(connect, **options)
-    known = federation, member.roster, member.keys, shared
-    allowed, way = policy or _policy(request, federation, me), carry
-
-    def part(share: Share, stated: Federation) -> TookPart:
-        return take_part_as_client(*known, share, allowed, out, way, stated=stated)
-
-    return _as_member(loaded, own, shared, federation, me, out, part, witness=witness or folder)
+    allowed = policy or _policy(request, federation, me)
+    share, stated = _share(loaded, own, shared, federation, me, out, witness=witness or folder)
+    known = federation, member.roster, member.keys, shared, share, allowed, out, carry
+    return _ended(take_part_as_client(*known, stated=stated), shared, out)
 
 
 def _own_terms(
@@ -831,10 +829,8 @@ def _take_part(
     pace = Pace(deadline=section.deadline, **exchange)
     with InterruptGuard() as guard:
         options |= {"pace": pace, "stop": lambda: guard.requested or halted()}
-
-        def part(share: Share, stated: Gossip) -> TookPart:
-            return take_part(gossip, me, shared, share, out, links, stated=stated, **options)
-
-        known = loaded, own, shared, gossip, me, out, part
-        took = _as_member(*known, allowed=allowed, witness=witness)
+        known = loaded, own, shared, gossip, me, out
+        share, stated = _share(*known, allowed=allowed, witness=witness)
+        took = take_part(gossip, me, shared, share, out, links, stated=stated, **options)
+        took = _ended(took, shared, out)
     return PeerResult(gossip.members[me].name, took, _accuracy(loaded, shared, loaded.loss))

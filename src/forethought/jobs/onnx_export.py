@@ -215,16 +215,13 @@ def whole_model(predictor: Predictor, network: ModelProto) -> ModelProto:
         producer_name="forethought",
     )
     model.ir_version = network.ir_version
-    about = predictor.statement.about
-    helper.set_model_props(
-        model,
-        {
-            "epsilon": at_most(predictor.statement.epsilon.upper, ".6g"),
-            "delta": at_most(predictor.statement.delta, ".6g"),
-            **({} if about is None or about.model is None else {"model": about.model}),
-            **before(predictor),
-        },
-    )
+    s = predictor.statement
+    found = {"guarantee": s.sentences()[0], **before(predictor)}
+    if s.private:  # else the number would be of a run that nobody can draw again, not of this one
+        found |= {"epsilon": at_most(s.epsilon.upper, ".6g"), "delta": at_most(s.delta, ".6g")}
+    if s.about is not None and s.about.model is not None:
+        found["model"] = s.about.model
+    helper.set_model_props(model, found)
     return model
 
 

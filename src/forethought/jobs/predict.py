@@ -17,8 +17,8 @@ from forethought.accounting.statement import Statement, content_hash
 from forethought.data import DataError, Encoder
 from forethought.data.columns import Outside
 from forethought.data.features import features_of
-from forethought.data.files import Table, kind_of, required
-from forethought.data.sources import load_records
+from forethought.data.files import Table, _with_entries, kind_of, required
+from forethought.data.sources import _inputs, load_records
 from forethought.jobs.job import JobError
 from forethought.jobs.load import PREPARED, ModelCard
 from forethought.models import build
@@ -65,17 +65,20 @@ class Predictor:
         costs.
 
         Args:
-            records: for a table a polars or pandas frame, a mapping of columns, a sequence of
-                mappings, or a file's path; for other data an array (N, …) of the inputs. Where the
-                model was trained on fixed features of images, images are accepted, too. Other
-                columns than those of training, such as the label, are ignored.
+            records: for a table a polars or pandas frame, an Arrow table, a mapping of columns or
+                a sequence of mappings, in which a duration counts in seconds; for other data an
+                array (N, …) of the inputs, of which bytes are pixels. Where the model was trained
+                on fixed features of images, images are accepted, too. Or the path of a file, whose
+                answers are the same. Other columns than those of training, such as the label, are
+                ignored.
 
         Returns:
             Shape (N,). For several labels, 1 where a record has the label and 0 otherwise, shape
             (N, labels), in the order of ``classes``.
 
         Raises:
-            DataError: a missing column, or an entry outside the declarations.
+            DataError: a missing column, an entry outside the declarations, an array of another
+                shape, or numbers that are not finite.
         """
         return self.answers(self.outputs(self._inputs(records)))
 
@@ -198,12 +201,12 @@ class Predictor:
         return chosen
 
     def _inputs(self, records: object) -> NDArray[np.float32]:
-        if self.card.encoder is None:
-            return self._array(records)
         if isinstance(records, str | Path):
             return np.concatenate(list(self._read(Path(records))))
-        pieces = self._encoded([_frame_of(records, self._encoder())], "the records")
-        return np.concatenate(list(pieces))
+        if self.card.encoder is None:
+            return self._array(_inputs("the records", np.asarray(records)))
+        frame = _with_entries(_frame_of(records, self._encoder()))
+        return np.concatenate(list(self._encoded([frame], "the records")))
 
     def _encoded(self, pieces: Iterable[pl.DataFrame], where: str) -> Iterator[NDArray[np.float32]]:
         """The features of frames, which follow each other; warns at the end."""
@@ -213,11 +216,7 @@ class Predictor:
             rows += len(frame)
         outside.tell(where, rows, "are they written as in training? model.json has them declared")
 
-    def _array(self, records: object) -> NDArray[np.float32]:
-        given = np.asarray(records)
-        found = given.astype(np.float32, copy=False)
-        if given.dtype == np.uint8 and len(self.card.inputs) == 3:  # bytes are pixels
-            found = found / np.float32(255)
+    def _array(self, found: NDArray[np.float32]) -> NDArray[np.float32]:
         if self.card.features is not None and found.shape[1:] != self.card.inputs:
             # Images of another shape could give features of the same shape, unnoticed.
             if self.card.images is not None and found.shape[1:] != self.card.images:
@@ -245,6 +244,8 @@ class Predictor:
         """The inputs of the network from a file, in pieces."""
         if self.card.encoder is None and source.suffix.lower() in (".npy", ".npz"):
             records = load_records(source)
+            if not len(records):
+                raise DataError.unexpected(source, "no records", "at least one")
             for at in range(0, len(records), _PIECE):
                 yield self._array(records[at : at + _PIECE])
             return
@@ -320,17 +321,17 @@ def _constants(card: ModelCard, path: Path) -> InputConstants:
 
 def _frame_of(records: object, encoder: Encoder) -> pl.DataFrame:
     """Rows in memory, in any accepted form, as a polars frame."""
-    if isinstance(records, pl.DataFrame):
-        return records
     if isinstance(records, pl.LazyFrame):
         return records.collect()
+    # Frames of polars and tables of Arrow; pandas' columns are read below, without Arrow.
+    if hasattr(records, "__arrow_c_stream__") and not hasattr(records, "iloc"):
+        return pl.DataFrame(records)
     if isinstance(records, np.ndarray):
-        if records.ndim != 2 or records.shape[1] != len(encoder.columns):
-            names = ", ".join(name for name, _ in encoder.columns)
-            raise DataError.unexpected(
-                "the records", f"an array of shape {records.shape}", f"(N, columns): {names}"
-            )
-        records = dict(zip((name for name, _ in encoder.columns), records.T, strict=True))
+        names = [name for name, _ in encoder.columns]
+        if records.ndim != 2 or records.shape[1] != len(names):
+            wanted = f"(N, columns): {', '.join(names)}"
+            raise DataError.unexpected("the records", f"an array of shape {records.shape}", wanted)
+        records = dict(zip(names, records.T, strict=True))
     elif isinstance(records, Sequence) and all(isinstance(row, Mapping) for row in records):
         keys = {key: None for row in records for key in row}
         records = {key: [row.get(key) for row in records] for key in keys}
@@ -348,6 +349,8 @@ def _frame_of(records: object, encoder: Encoder) -> pl.DataFrame:
 
 
 def _series(values: Any) -> pl.Series:
+    if isinstance(values, np.ndarray) and values.dtype.kind in "mM":
+        values = values.astype(f"{values.dtype.kind}8[us]")  # nanoseconds are listed as numbers
     entries = values.tolist() if hasattr(values, "tolist") else list(values)
     known = [None if _missing(entry) else entry for entry in entries]
     if any(isinstance(entry, str) for entry in known):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import math
 import tempfile
 import time
 import warnings
@@ -17,7 +16,7 @@ import numpy as np
 
 from forethought.accounting import exact
 from forethought.accounting.adaptive import NegativeBinomialTrials, PoissonTrials
-from forethought.accounting.interval import warn_if_hollow
+from forethought.accounting.interval import at_least, warn_if_hollow
 from forethought.data.basis import Basis, Curves
 from forethought.data.dataset import Dataset, PersonRows, Split, one_row_each
 from forethought.jobs.job import JOB_NAME, JobError, JobRequest, as_encoded, on_pixels, overridden
@@ -65,6 +64,7 @@ if TYPE_CHECKING:
     from forethought.training.metrics import Results
     from forethought.training.run import Run
     from forethought.training.search import Tuned
+    from forethought.training.shapes import Shape
 
 
 # A plan for a request with its alternatives and costs, before anything private is trained on.
@@ -88,10 +88,6 @@ class Proposal:
     loaded: Loaded | None = None
     seconds: float | None = None
     cost: Cost | None = None
-
-    def costs(self, gpu_memory: float | None) -> str:
-        """Memory and time in words; "" where they were not measured."""
-        return "" if self.cost is None else self.cost.text(gpu_memory)
 
     @property
     def forecasts(self) -> tuple[Forecast, ...]:
@@ -635,7 +631,7 @@ def _largest(asked: float, charged: Callable[[float], tuple[Plan, Charge]]) -> A
         for _ in range(_TRIED):
             if not tried > 1e-3 * asked:
                 break
-            epsilon = _rounded(tried)
+            epsilon = float(at_least(tried, ".3g"))
             try:
                 plan, charge = charged(epsilon)
             except PlanError:
@@ -656,12 +652,6 @@ def _largest(asked: float, charged: Callable[[float], tuple[Plan, Charge]]) -> A
         )
 
     return advice
-
-
-def _rounded(epsilon: float) -> float:
-    """ε, rounded down to three digits."""
-    step = 10.0 ** (math.floor(math.log10(epsilon)) - 2)
-    return float(f"{math.floor(epsilon / step * (1 + 1e-12)) * step:.3g}")
 
 
 def _threads(loaded: Loaded, folder: Path, resume: bool) -> int:
@@ -729,7 +719,16 @@ def _keep_shapes(loaded: Loaded, found: Run, plan: Plan, folder: Path) -> None:
         called, unit = called[1:], f"log-odds of {called[1]}"
     model = addition_of(encoder, found.model, multilabel=data.multilabel)
     shapes = model.shapes(list(map(str, called)), unit, noise)
+    if loaded.request.job.data.columns_measured:  # as of classes: found, and not declared yet
+        shapes = replace(shapes, columns=tuple(map(_numbered, shapes.columns)))
     replace_file(folder / SHAPES, (shapes.to_json() + "\n").encode())
+
+
+def _numbered(shape: Shape) -> Shape:
+    """The curve of a column, with numbers in place of the words of a column of words."""
+    if shape.kind != "word":
+        return shape
+    return replace(shape, places=tuple(f"word {n + 1}" for n in range(len(shape.places))))
 
 
 def named(results: Results | None, loaded: Loaded) -> Results | None:

@@ -350,7 +350,9 @@ def play(
                 named = entry.values["key"]
                 _require(key in (None, named), "the book is not signed with the key that was given")
                 key = named if key is None else key
-            _require(key is None or _signed(entry, key), "no signature of the book's key")
+            signature = entry.signature or ""
+            signed = key is None or signed_by(key, _SIGNED, entry.hash.encode(), signature)
+            _require(signed, "no signature of the book's key")
             earlier = before is not None and entry.values["at"] < before.values["at"]
             _require(not earlier, "earlier than the entry before it")
             state.play(entry)
@@ -374,11 +376,6 @@ def _broken(entry: book.Entry, number: int, before: book.Entry | None) -> str | 
     if (entry.kind == "book") != (number == 1):
         return f"entry {number} is of kind {entry.kind!r}: a book begins once, with its first entry"
     return None
-
-
-def _signed(entry: book.Entry, key: str) -> bool:
-    signature = entry.signature
-    return signature is not None and signed_by(key, _SIGNED, entry.hash.encode(), signature)
 
 
 def export(entries: Sequence[book.Entry]) -> str:

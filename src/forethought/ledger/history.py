@@ -12,12 +12,11 @@ from forethought.ledger.totals import Sums, TotalRule
 
 @dataclass(frozen=True)
 class Point:
-    """The total ε after an entry. number, at, hash: those of the entry."""
+    """The total ε after an entry. number, at: those of the entry."""
 
     number: int
     at: str
     epsilon: float
-    hash: str
 
 
 @dataclass(frozen=True)
@@ -71,7 +70,7 @@ def history(entries: Iterable[Entry], data: str, head: str | None = None) -> His
             sums[part] = tuple(a + b - c for a, b, c in zip(held, now, before, strict=True))
             charged[number] = (part, now)
             total = sum_of(rule, data, {(data, name): held for name, held in sums.items()})
-            points.append(Point(entry.number, values["at"], rule.epsilon(total), entry.hash))
+            points.append(Point(entry.number, values["at"], rule.epsilon(total)))
         if entry.hash == head:
             seen = True
             break

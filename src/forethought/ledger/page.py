@@ -6,10 +6,11 @@ It is one file of HTML with no script, no fonts and no network access; its curve
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from html import escape
 from importlib.resources import files
 from typing import Any
+from urllib.parse import quote
 
 from forethought.accounting.interval import at_least, at_most
 from forethought.ledger.book import Book, Charge, Entry, Reservation, Unit
@@ -85,7 +86,7 @@ def index_page(book: Book) -> str:
         name = escape(account.data)
         rows.append(
             [
-                f'<a href="/accounts/{escape(account.data, quote=True)}">{name}</a>',
+                f'<a href="/accounts/{quote(account.data, safe="")}">{name}</a>',
                 _number(f"{at_most(total.epsilon)}"),
                 _number(f"{account.budget.epsilon:g}"),
                 _number(at_most(account.budget.delta, ".3g")),
@@ -229,19 +230,14 @@ def _table(caption: str, heads: Sequence[str], rows: Sequence[Sequence[str]], no
     """
     if not rows:
         return f"<p>{none}</p>"
-    numeric = [False] * len(heads)
+    numeric = [any(cell.startswith("\0") for cell in column) for column in zip(*rows, strict=True)]
     lines = []
     for row in rows:
-        cells = []
-        for place, cell in enumerate(row):
-            if place == 0:
-                cells.append(f'<th scope="row">{cell}</th>')
-                continue
+        cells = [f'<th scope="row">{row[0]}</th>']
+        for head, cell in zip(heads[1:], row[1:], strict=True):
             plain = cell.removeprefix("\0")
             kind = ' class="number"' if plain != cell else ""
-            numeric[place] = numeric[place] or plain != cell
-            name = escape(heads[place], quote=True)
-            cells.append(f'<td{kind} data-name="{name}">{plain}</td>')
+            cells.append(f'<td{kind} data-name="{escape(head, quote=True)}">{plain}</td>')
         lines.append(f"<tr>{''.join(cells)}</tr>")
     above = "".join(
         f'<th scope="col"{" class=number" if right else ""}>{escape(head)}</th>'
@@ -313,19 +309,14 @@ def _page(title: str, body: Sequence[str]) -> str:
 # The same content in a few lines of text.
 
 
-@dataclass(frozen=True)
-class Shown:
-    """The present state of an account. text: for people. values: as JSON values."""
+def shown(book: Book, data: str) -> tuple[str, dict[str, Any]]:
+    """The present state of an account as text for people, and as JSON values.
 
-    text: str
-    values: dict[str, Any]
-
-
-def shown(book: Book, data: str) -> Shown:
-    """The present state of an account, as text and values. Raises BookError: no such account."""
+    Raises BookError: no such account.
+    """
     account, total = book.account(data), book.total(data)
     reservations = book.reservations(data)
-    budget, more = account.budget, None
+    budget, more, apart = account.budget, None, ("data", "charge")
     if reservations:
         more = history(book.entries(), data).more(reservations[-1].charge)
     end = "" if account.until is None else f", until {account.until}"
@@ -356,12 +347,11 @@ def shown(book: Book, data: str) -> Shown:
         "more_like_the_last": more,
         "reservations": [
             {
-                **{name: getattr(one, name) for name in ("number", "status", "by", "purpose")},
-                **{name: getattr(one, name) for name in ("run", "mark", "released", "at")},
+                **{name: value for name, value in vars(one).items() if name not in apart},
                 "rounds": one.charge.rounds,
                 "partition": one.charge.partition,
             }
             for one in reservations
         ],
     }
-    return Shown("\n".join(lines), values)
+    return "\n".join(lines), values

@@ -31,6 +31,7 @@ from forethought.ledger.book import (
     Book,
     BookError,
     Charge,
+    NotAllowedError,
     OverBudgetError,
     Reservation,
     Total,
@@ -61,7 +62,7 @@ def book_at(url: str, token_file: str | Path | None = None) -> Book:
             FORETHOUGHT_LEDGER_TOKEN.
 
     Raises:
-        BookError: no such book, or no token where one is needed.
+        BookError: no such book, no token where one is needed, or a token file for a database.
         OSError: the token file cannot be read.
     """
     if url.startswith(("http://", "https://")):
@@ -76,6 +77,10 @@ def book_at(url: str, token_file: str | Path | None = None) -> Book:
                 f"the service at {url} needs a token: name its token_file, or set {TOKEN}"
             )
         return RemoteBook(url, token)
+    if token_file is not None:
+        raise BookError(
+            "a database takes no token: leave the token file out, or give the service's https://…"
+        )
     return stored(url)
 
 
@@ -239,6 +244,8 @@ class Ledger:
                 held = _going_on(book.reservation(found["number"]), charge)
                 found = None if held is None else found
             if found is None:
+                # What no retry can mend is refused before the folder keeps this reservation's name.
+                self._fit(book, charge)
                 name = "run" if folder is None else folder.resolve().name
                 run = f"{name[:40]} {secrets.token_hex(8)}"
                 found = {"number": None, "run": run, "call": secrets.token_hex(16)}
@@ -246,8 +253,8 @@ class Ledger:
             if found["number"] is None:
                 try:
                     made = book.reserve(self.data, charge, purpose=self.purpose, call=found["call"])
-                except BookError:
-                    _forget(path, None)
+                except (OverBudgetError, NotAllowedError):
+                    _forget(path, None)  # after any other error it may be in the book
                     raise
                 found["number"] = made.number
                 _keep(path, self, found)
@@ -259,11 +266,7 @@ class Ledger:
             return PaidRun(self, book, own, path, found["call"], others)
         except OverBudgetError as error:
             words = (advice or _fewer_rounds(charge))(
-                lambda smaller: (
-                    book.fits(self.data, replace(smaller, partition=self.partition))
-                    and all(book.fits(one, replace(smaller, partition=None)) for one in self.also)
-                ),
-                error.epsilon_left,
+                lambda smaller: self._fit(book, smaller), error.epsilon_left
             )
             book.close()
             raise OverBudgetError(
@@ -273,13 +276,21 @@ class Ledger:
             book.close()
             raise
 
+    def _fit(self, book: Book, charge: Charge) -> bool:
+        """True if a charge fits into all accounts that pay. Raises BookError: one can never pay."""
+        others = replace(charge, partition=None)
+        return book.fits(self.data, replace(charge, partition=self.partition)) and all(
+            book.fits(one, others) for one in self.also
+        )
+
     def _others(
         self, book: Book, charge: Charge, found: dict[str, Any], path: Path | None
     ) -> tuple[int, ...]:
         """The run's reservations in accounts that share persons with its own, all begun.
 
         A resumed run finds them by the names of their calls, which are derived from the name of its
-        own call. If one does not fit, all new reservations are ended with 0 rounds.
+        own call. If one does not fit, all new reservations are ended with 0 rounds. After any other
+        error the same folder asks again.
         """
         made: list[Reservation] = []
         try:
@@ -288,7 +299,7 @@ class Ledger:
                 everyone = replace(charge, partition=None)
                 words = self.purpose or f"shares persons with {self.data}"
                 made.append(book.reserve(name, everyone, purpose=words, call=call))
-        except BookError:
+        except (OverBudgetError, NotAllowedError):
             own = book.reservation(found["number"])
             for one in (*made, own):
                 if one.status == "reserved":
@@ -322,15 +333,14 @@ def _going_on(found: Reservation, charge: Charge) -> Reservation | None:
 
 def _unused(path: Path | None, ledger: Ledger, book: Book, charge: Charge) -> dict[str, Any] | None:
     """A folder's reservation for the same plan whose run died before any round; else None."""
-    if path is None or not path.is_file():
-        return None
     try:
         found = _kept(path, ledger)
         held = None if found is None else book.reservation(found["number"])
-    except (BookError, ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError):
         return None
-    going = held is not None and held.status in ("reserved", "active")
-    return found if held is not None and going and held.charge == charge and not held.mark else None
+    if held is None or held.charge != charge or held.mark:
+        return None
+    return found if held.status in ("reserved", "active") else None
 
 
 def _kept(path: Path | None, ledger: Ledger) -> dict[str, Any] | None:
@@ -406,12 +416,13 @@ class PaidRun:
         self._run = held.run
         # Rounds that may have been released before this process; they can be released again.
         self._before = held.mark if held.released is None else held.released
-        self.marked, self._noted, self._settled = self._before, 0, held.status == "settled"
+        self.marked, self._noted = self._before, 0
         self._again: list[int] = []
         self._twice = 1, 0, 1  # (first round, last, times): these are paid for so many times
         self._stride, self._at, self._depth = 1, -PACE, 0
         self._used = False  # True once a run has begun from it
         self._over = False  # settled by this process; a run settled earlier may lack a statement
+        self._recorded = False  # see recorded()
         self._taken = 0  # number of rounds in the plans of a series that were handed out
 
     def part(self, mechanism: Mechanism) -> SeriesPart:
@@ -475,6 +486,31 @@ class PaidRun:
     def begun(self) -> int:
         """The number of first rounds that may have been released, by this process or before it."""
         return max(self._noted, self._before)
+
+    def recorded(self, rounds: int) -> None:
+        """Go on from the run's own record, in which earlier processes released so many rounds.
+
+        From then on the file of the reservation stays where the record is, also if it is settled:
+        what comes after may fail, and be done again.
+
+        Raises:
+            BookError: more rounds were released for sure, so the record was set back.
+        """
+        self._recorded, self._noted = True, rounds
+        if rounds >= self._before:
+            return
+        # Each of these was said after the record had the round.
+        said = (
+            entry.values.get("begun" if entry.kind == "mark" else "rounds", 0)
+            for entry in self.book.entries()
+            if entry.kind in ("mark", "settle") and entry.values["reservation"] == self.number
+        )
+        if (known := max(said, default=0)) > rounds:
+            raise BookError(
+                f"by the book {known} rounds of reservation {self.number} were released, by this "
+                f"folder {rounds}: the folder was set back. Nothing more is released: restore its "
+                "newest copy, or start a new run in another folder"
+            )
 
     def ahead(self, rounds: int) -> None:
         """Make sure that the mark is at least ``rounds``, before that round is released.
@@ -562,7 +598,7 @@ class PaidRun:
         for number in self._others:
             self.book.settle(number, released, run=self._run)
         total = self.book.settle(self.number, released, run=self._run)
-        self._settled = self._over = True
+        self._over = True
         return self.evidence(total, released=released)
 
     def evidence(self, total: Total, **more: Any) -> tuple[str, str]:
@@ -602,16 +638,16 @@ class PaidRun:
         self._depth -= 1
         if self._depth:
             return
-        over = kind is None and self._settled
+        over = kind is None and self._over and not self._recorded
         try:
             lost = self._path is None or not self.begun
-            if kind is not None and not self._settled and lost:
+            if kind is not None and not self._over and lost:
                 # The model of an interrupted run has seen at most the noted rounds. If the book
                 # cannot be reached, it keeps the whole charge.
                 with contextlib.suppress(BookError):
                     for number in (*self._others, self.number):
                         self.book.settle(number, self.begun, run=self._run)
-                    self._settled = self._over = over = True
+                    self._over = over = True
             if over:
                 _forget(self._path, self.number)
         finally:

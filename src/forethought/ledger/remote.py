@@ -206,16 +206,13 @@ class RemoteBook(book.Book):
         return self._ask(book.Total, "total", data=data)
 
     def add_persons(self, data: str, partition: str | None, persons: Iterable[bytes]) -> int:
-        return sum(
-            self._ask(int, "add_persons", data=data, partition=partition, persons=some)
-            for some in _batches(persons)
-        )
+        return self._add("add_persons", persons, data=data, partition=partition)
 
     def add_records(self, data: str, persons: Iterable[bytes], fingerprint: str) -> int:
-        return sum(
-            self._ask(int, "add_records", data=data, persons=some, fingerprint=fingerprint)
-            for some in _batches(persons)
-        )
+        return self._add("add_records", persons, data=data, fingerprint=fingerprint)
+
+    def _add(self, method: str, persons: Iterable[bytes], **more: Any) -> int:
+        return sum(self._ask(int, method, persons=some, **more) for some in _batches(persons))
 
     def forget(self, data: str, entry: int, reason: str) -> int:
         return self._ask(int, "forget", data=data, entry=entry, reason=reason)

@@ -19,8 +19,7 @@ import ssl
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -54,6 +53,11 @@ HEADERS = {
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
 }
+
+
+# What the log has of a request; and a handler, which adds to it.
+Line = dict[str, Any]
+Answer = Callable[[Request, bytes, Line], Response]
 
 
 class Buckets:
@@ -98,52 +102,45 @@ class Service:
     rate: Buckets = field(default_factory=lambda: Buckets(RATE, BURST))
     wrong: Buckets = field(default_factory=lambda: Buckets(WRONG_RATE, WRONG_BURST))
 
-    def call(self, request: Request, body: bytes) -> Response:
+    def call(self, request: Request, body: bytes, line: Line) -> Response:
         """Call one method of the book, in the name of the token's holder."""
-        method = request.path_params["method"]
-        with self._answering(request, method) as answer:
-            holder = self._holder(request, answer)
-            if method not in CALLS:
-                raise _AskError(404, f"a book has no {method!r}: {', '.join(CALLS)}")
-            call = CALLS[method]
-            values = parse(body.decode("utf-8")) if body else {}
-            if not isinstance(values, dict):
-                raise _AskError(400, "the body must be a JSON object of arguments")
-            arguments = {
-                name: ARGUMENTS[name][1](value) if name in ARGUMENTS else value
-                for name, value in values.items()
-            }
-            book = self.book.acting(holder.name, holder.role)
-            result = call.write(getattr(book, method)(**arguments))
-            answer.made = JSONResponse(result, headers=HEADERS)
-        return answer.made
+        line["what"] = method = request.path_params["method"]
+        holder = self._holder(request, line)
+        if method not in CALLS:
+            raise _AskError(404, f"a book has no {method!r}: {', '.join(CALLS)}")
+        call = CALLS[method]
+        values = parse(body.decode("utf-8")) if body else {}
+        if not isinstance(values, dict):
+            raise _AskError(400, "the body must be a JSON object of arguments")
+        arguments = {
+            name: ARGUMENTS[name][1](value) if name in ARGUMENTS else value
+            for name, value in values.items()
+        }
+        book = self.book.acting(holder.name, holder.role)
+        return JSONResponse(call.write(getattr(book, method)(**arguments)), headers=HEADERS)
 
-    def health(self, request: Request, body: bytes) -> Response:
+    def health(self, request: Request, body: bytes, line: Line) -> Response:
         """Answer that the book can be read, without its content."""
-        with self._answering(request, "health") as answer:
-            self.book.accounts()
-            answer.made = JSONResponse({"ok": True}, headers=HEADERS)
-        return answer.made
+        line["what"] = "health"
+        self.book.accounts()
+        return JSONResponse({"ok": True}, headers=HEADERS)
 
-    def page(self, request: Request, body: bytes) -> Response:
+    def page(self, request: Request, body: bytes, line: Line) -> Response:
         """The auditor's pages: the list of accounts, or one account."""
         data = request.path_params.get("data")
-        with self._answering(request, "page" if data else "index") as answer:
-            holder = self._holder(request, answer, browser=True)
-            book = self.book.acting(holder.name, holder.role)
-            text = index_page(book) if data is None else account_page(book, data)
-            answer.made = HTMLResponse(text, headers=HEADERS)
-        return answer.made
+        line["what"] = "page" if data else "index"
+        holder = self._holder(request, line, browser=True)
+        book = self.book.acting(holder.name, holder.role)
+        text = index_page(book) if data is None else account_page(book, data)
+        return HTMLResponse(text, headers=HEADERS)
 
-    def _holder(
-        self, request: Request, answer: _LoggedResponse, *, browser: bool = False
-    ) -> TokenHolder:
+    def _holder(self, request: Request, line: Line, *, browser: bool = False) -> TokenHolder:
         """The holder of a request's token.
 
         Raises:
             _AskError: no known token, too many requests, or too many wrong tokens.
         """
-        address = answer.line["from"]
+        address = line["from"]
         kind, _, given = request.headers.get("authorization", "").partition(" ")
         token = given.strip()
         if browser and kind.lower() == "basic":
@@ -163,48 +160,40 @@ class Service:
         except NotAllowedError as error:
             self.wrong.take(address)
             raise _AskError(401, str(error), asks) from None
-        answer.line.update(who=holder.name, role=holder.role)
+        line.update(who=holder.name, role=holder.role)
         if not self.rate.take(holder.name):
             raise _AskError(429, f"{holder.name!r} asks too often: wait", {"Retry-After": "1"})
         return holder
 
-    @contextmanager
-    def _answering(self, request: Request, what: str) -> Iterator[_LoggedResponse]:
+    def answered(self, answer: Answer, request: Request, body: bytes) -> Response:
+        """What a handler answers, or why it does not; written into the log."""
         start = time.perf_counter()
-        address = "unknown" if request.client is None else request.client.host
-        answer = _LoggedResponse({"what": what, "from": address})
+        line: Line = {"from": "unknown" if request.client is None else request.client.host}
         try:
-            yield answer
+            made = answer(request, body, line)
         except _AskError as error:
             values = {"error": "not-allowed", "message": str(error)}
-            answer.made = JSONResponse(values, error.status, headers={**HEADERS, **error.headers})
+            made = JSONResponse(values, error.status, headers={**HEADERS, **error.headers})
         except (ValueError, TypeError, KeyError, OverflowError) as error:
             text = f"{error} is missing" if isinstance(error, KeyError) else str(error)
             told = error if isinstance(error, ValueError | TypeError) else ValueError(text)
             status, values = error_to(told)
-            answer.made = JSONResponse(values, status, headers=HEADERS)
+            made = JSONResponse(values, status, headers=HEADERS)
         except Exception as error:  # a failure of one request must not end others
-            answer.line["failure"] = f"{type(error).__name__}: {error}"
+            line["failure"] = f"{type(error).__name__}: {error}"
             values = {"error": "book", "message": "the service failed; its log says why"}
-            answer.made = JSONResponse(values, 503, headers=HEADERS)
+            made = JSONResponse(values, 503, headers=HEADERS)
         took = round(1000 * (time.perf_counter() - start), 2)
         stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        line = {"at": stamp, **answer.line, "status": answer.made.status_code, "ms": took}
+        line = {"at": stamp, **line, "status": made.status_code, "ms": took}
         print(json.dumps(line), file=self.log, flush=True)
-
-
-@dataclass
-class _LoggedResponse:
-    """The response to a request, and its line in the log."""
-
-    line: dict[str, Any]
-    made: Response = field(default_factory=lambda: Response(status_code=500))
+        return made
 
 
 def app(service: Service) -> Starlette:
     """The ASGI application."""
 
-    def route(path: str, answer: Callable[[Request, bytes], Response], method: str) -> Route:
+    def route(path: str, answer: Answer, method: str) -> Route:
         async def endpoint(request: Request) -> Response:
             from starlette.concurrency import run_in_threadpool
 
@@ -214,7 +203,7 @@ def app(service: Service) -> Starlette:
                 if len(body) > LARGEST:
                     told = {"error": "value", "message": f"more than {LARGEST:,} bytes"}
                     return JSONResponse(told, 413, headers=HEADERS)
-            return await run_in_threadpool(answer, request, body)
+            return await run_in_threadpool(service.answered, answer, request, body)
 
         return Route(path, endpoint, methods=[method])
 
@@ -238,8 +227,8 @@ def listening(
         plain: True to allow plain http to other machines.
 
     Raises:
-        BookError: plain http for other machines, or invalid certificate files.
-        OSError: the address is in use or not this machine's.
+        BookError: plain http for other machines, missing or invalid certificate files, or an
+            address that is in use or not this machine's.
     """
     if (certificate is None) != (key is None):
         raise BookError("a certificate goes with its key: give --certificate and --certificate-key")
@@ -251,7 +240,7 @@ def listening(
     if certificate is not None:
         try:
             ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(certificate, key)
-        except ssl.SSLError as error:
+        except OSError as error:  # an ssl.SSLError is one
             raise BookError(
                 f"{certificate} and {key} are no certificate and key: {error}"
             ) from None
@@ -262,9 +251,11 @@ def listening(
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         found.bind((host, port))
         found.listen(128)
-    except OSError:
+    except OSError as error:
         found.close()
-        raise
+        raise BookError(
+            f"port {port} of {host} cannot be served ({error.strerror}): give --host or --port"
+        ) from None
     return found
 
 

@@ -123,12 +123,12 @@ def create(url: str, *, actor: str, key: Path | None = None) -> Store:
                 connection.execute(sa.insert(HEAD).values(id=1, number=0, hash="", at=""))
                 _append(connection, first, "book")
     except BaseException:
-        kept.engine.dispose()
         if file:
             for end in ("", "-wal", "-shm"):
                 file.with_name(file.name + end).unlink(missing_ok=True)
         raise
-    kept.engine.dispose()
+    finally:
+        kept.engine.dispose()
     return open_book(url, actor=actor, key=key)
 
 
@@ -210,7 +210,6 @@ class _Connections:
         signer: signs entries with the private key; None: not given.
         key: the public key that verifies all entries; None: the book is not signed.
         rules: data set → its account and rule.
-        charges: number → reservation, as it was when it was read; only its charge is used.
         refused: actor → times at which refusals were written, in seconds of a monotonic clock.
     """
 
@@ -220,7 +219,6 @@ class _Connections:
     signer: Signer | None = None
     key: str | None = None
     rules: dict[str, tuple[book.Account, TotalRule]] = field(default_factory=dict)
-    charges: dict[int, book.Reservation] = field(default_factory=dict)
     refused: dict[str, deque[float]] = field(default_factory=dict)
 
     def noting(self, actor: str) -> bool:
@@ -235,12 +233,6 @@ class _Connections:
     @property
     def reads(self) -> sa.Engine:
         return reading(self.engine)
-
-    def remember(self, made: book.Reservation) -> None:
-        """Cache a reservation for its charge, which never changes, until it is settled."""
-        if len(self.charges) > 1000:
-            self.charges.clear()
-        self.charges[made.number] = made
 
     @contextmanager
     def told(self) -> Iterator[None]:
@@ -404,12 +396,6 @@ class Store(book.Book):
         found = self._write(kind, work)
         return int(found["new"]) if found else 0
 
-    def partitions(self, data: str) -> dict[str, int]:
-        """The number of registered persons: partition → number; "" is the whole data set."""
-        self._known(data)
-        rows = self._rows(sa.select(SUMS).where(SUMS.c.data == data).order_by(SUMS.c.part))
-        return {row.part: row.persons for row in rows}
-
     def add_token(self, name: str, role: book.Role) -> str:
         """Create a token, which only this call returns: the book keeps its hash. Owners only.
 
@@ -475,8 +461,7 @@ class Store(book.Book):
 
         def work(turn: _Turn) -> Mapping[str, Any]:
             # Not the entry's date: a wrong clock elsewhere may have moved it, for all later ones.
-            if account.until is not None and _text(now())[:10] > account.until:
-                raise book.BookError(f"the account of {data!r} ended on {account.until}")
+            _require_going(account, _text(now()))
             sums = _sums(turn.connection, data)
             after = _with(rule, data, sums, charge, costs)
             if not rule.fits(sum_of(rule, data, after, charge.partition)):
@@ -508,7 +493,6 @@ class Store(book.Book):
                     self._write("refuse", lambda turn: values)
             raise over from None
         made = chain.reserved_by(found)
-        self._kept.remember(made)
         if (made.data, made.charge) != (data, charge):
             raise book.BookError(
                 f"the call {call!r} was for another charge: reservation {made.number}"
@@ -517,6 +501,7 @@ class Store(book.Book):
 
     def fits(self, data: str, charge: book.Charge) -> bool:
         rule, costs = self._priced(data, charge)
+        _require_going(self.account(data), _text(now()))
         after = _with(rule, data, self._read(lambda on: _sums(on, data)), charge, costs)
         return rule.fits(sum_of(rule, data, after, charge.partition))
 
@@ -560,7 +545,7 @@ class Store(book.Book):
     ) -> str:
         """Change a reservation, and its costs where it is over; returns its data set."""
         # A reservation's charge never changes, so its costs are computed before the transaction.
-        first = self._kept.charges.get(number) or self.reservation(number)
+        first = self.reservation(number)
         data, charge = first.data, first.charge
         rule, costs = self._known(data)[1], Sums()
         if kind in ("settle", "end"):
@@ -586,9 +571,7 @@ class Store(book.Book):
         return data
 
     def reservation(self, number: int) -> book.Reservation:
-        found = _reservation(self._read(lambda on: _row(on, number)))
-        self._kept.remember(found)
-        return found
+        return _reservation(self._read(lambda on: _row(on, number)))
 
     def reservations(self, data: str) -> Sequence[book.Reservation]:
         self._known(data)
@@ -608,10 +591,6 @@ class Store(book.Book):
         above = ENTRIES.c.number > whole("after", after, least=0, most=2**63 - 1)
         query = sa.select(ENTRIES).where(above).order_by(ENTRIES.c.number)
         return list(map(_entry, self._rows(query)))
-
-    def export(self) -> str:
-        """The book as JSON, with everything that ``chain.verify_export`` needs."""
-        return chain.export(self.entries())
 
     def verify(self, head: str | None = None) -> Sequence[str]:
         def work(connection: sa.Connection) -> list[str]:
@@ -718,14 +697,15 @@ class Store(book.Book):
             raise book.NotAllowedError(f"{self.actor} is {self.role} here: {kind!r} is for {who}s")
         if kept.key is not None and kept.signer is None:
             raise book.BookError(f"{kept.url} is signed: open it with its private key to change it")
-        name = f"{self.actor}:{call}" if call else secrets.token_hex(16)
+        # No actor's name has a line break; older versions wrote a colon, which many have.
+        names = [f"{self.actor}{mark}{call}" for mark in "\n:"] if call else [secrets.token_hex(16)]
         until, looked, sent = time.monotonic() + kept.patience, call is not None, False
         while True:
             try:
                 with kept.engine.begin() as connection:
                     head = connection.execute(sa.select(HEAD).with_for_update()).one()
-                    if looked and (row := one(connection, ENTRIES, ENTRIES.c.call == name)):
-                        return _entry(row).values
+                    if looked and (said := self._said(connection, names)):
+                        return said
                     sent = False
                     turn = _Turn(connection, head.number + 1, _moment(head.at))
                     found = work(turn)
@@ -733,7 +713,7 @@ class Store(book.Book):
                         return {}
                     values = {**found, "actor": self.actor, "at": turn.at}
                     entry = chain.chained(turn.number, kind, values, head.hash, kept.signer)
-                    _append(connection, entry, name)
+                    _append(connection, entry, names[0])
                     sent = True
                 return values
             except DBAPIError as error:
@@ -741,12 +721,18 @@ class Store(book.Book):
             looked = True
             if trouble.kind == "stop" and sent:
                 # The transaction has ended and locks nothing, so the book can be read at once.
-                if rows := self._rows(sa.select(ENTRIES).where(ENTRIES.c.call == name)):
-                    return _entry(rows[0]).values
+                if said := self._read(lambda connection: self._said(connection, names)):
+                    return said
                 sent = False
             if trouble.kind == "stop" or time.monotonic() > until:
-                raise self._given_up(kind, name, trouble, sent)
+                raise self._given_up(kind, names[-1], trouble, sent)
             time.sleep(random.uniform(0.01, 0.2))
+
+    def _said(self, connection: sa.Connection, names: Sequence[str]) -> Mapping[str, Any] | None:
+        """The values of the actor's own entry that a call with one of these names wrote."""
+        rows = connection.execute(sa.select(ENTRIES).where(ENTRIES.c.call.in_(names)))
+        found = (_entry(row).values for row in rows)
+        return next((values for values in found if values["actor"] == self.actor), None)
 
     def _given_up(self, kind: str, name: str, trouble: Failure, sent: bool) -> book.BookError:
         where = f"{self._kept.url}: {trouble.words}"
@@ -813,6 +799,11 @@ def rule_of(account: book.Account, rule: str | None, blocks: int | None) -> Tota
     if account.until and account.until < today:
         raise book.BookError(f"until is {account.until}, and it is {today}: give a day to come")
     return TotalRule.of(account, rule, blocks)
+
+
+def _require_going(account: book.Account, at: str) -> None:
+    if account.until is not None and at[:10] > account.until:
+        raise book.BookError(f"the account of {account.data!r} ended on {account.until}")
 
 
 def _parts(partition: str | None) -> tuple[str, str]:

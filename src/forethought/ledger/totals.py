@@ -342,16 +342,20 @@ class Clock:
         high = smallest(exceeds, 0.0, pure)
         return cls(high * (1 - 1e-9), steps, _LEAPS * budget.delta)
 
+    # Cached, since the bisection of a total reads one clock at one time again and again.
+    @lru_cache(maxsize=64)  # noqa: B019 (at most so many clocks stay)
     def readings(self, time: float) -> tuple[Array, Array]:
         """The possible readings after ``time`` and their probabilities, without negligible ones.
 
         The probabilities come from Panjer's recursion, in which no term is negative.
         """
-        return _readings(self, time)
-
-    def _left_out(self, time: float) -> float:
-        """An upper bound on the probability of the readings left out: Chernoff's bound."""
-        return _left_out(self, time)
+        law = [math.exp(-time * math.fsum([self.leaps, *(rate for _, rate in self.steps)]))]
+        for at in range(1, _FURTHEST + 1):
+            terms = [size * rate * law[at - size] for size, rate in self.steps if at >= size]
+            law.append(time / at * math.fsum(terms))
+        odds = np.array(law)
+        kept = np.flatnonzero(odds > _NEGLIGIBLE)
+        return self.variance * (time + kept / _HUNDREDTHS), odds[kept]
 
     def leapt(self, time: float) -> float:
         """The probability of a leap until ``time``."""
@@ -365,7 +369,7 @@ class Clock:
         """Upper ends of δ, at each ε, of the release in ``time``."""
         readings, odds = self.readings(time)
         deltas = gaussian_delta_above(epsilons[:, None], np.sqrt(readings * _ROUNDING)) @ odds
-        lost = self.leapt(time) + self._left_out(time)
+        lost = self.leapt(time) + _left_out(self, time)
         return np.minimum(1.0, (deltas + lost) * _ROUNDING)
 
     def below(self, time: float, epsilons: Array) -> tuple[Array, Array]:
@@ -377,20 +381,9 @@ class Clock:
         return (deltas + self.leapt(time)) / _ROUNDING, -slopes
 
 
-# Cached, since the bisection of a total reads one clock at one time again and again.
-@lru_cache(maxsize=64)
-def _readings(clock: Clock, time: float) -> tuple[Array, Array]:
-    law = [math.exp(-time * math.fsum([clock.leaps, *(rate for _, rate in clock.steps)]))]
-    for at in range(1, _FURTHEST + 1):
-        terms = [size * rate * law[at - size] for size, rate in clock.steps if at >= size]
-        law.append(time / at * math.fsum(terms))
-    odds = np.array(law)
-    kept = np.flatnonzero(odds > _NEGLIGIBLE)
-    return clock.variance * (time + kept / _HUNDREDTHS), odds[kept]
-
-
 @lru_cache(maxsize=64)
 def _left_out(clock: Clock, time: float) -> float:
+    """An upper bound on the probability of the readings left out: Chernoff's bound."""
     tilts = np.linspace(0.0, 0.5, 51)
     grown = sum(time * rate * np.expm1(tilts * size) for size, rate in clock.steps)
     return math.exp(float(np.min(grown - tilts * _FURTHEST))) + _FURTHEST * _NEGLIGIBLE
@@ -455,7 +448,8 @@ class ClockRule(TotalRule):
         return (min(MOST, sum(cost for start, cost in parts if start < rounds)),)
 
     def _searched(self, selection: Selection) -> Sums:
-        return (_searched_time(self.clock, selection),)
+        kinds = selection.of_a_record  # the worst kind of record counts
+        return (max(_best_time(self.clock, kind, selection.trials) for kind in kinds),)
 
     def epsilon(self, sums: Sequence[int]) -> float:
         time = _value(sums[0], 1.0)
@@ -560,11 +554,6 @@ _UNLIKELY = 1e-14
 
 
 @lru_cache(maxsize=256)
-def _searched_time(clock: Clock, selection: Selection) -> int:
-    """The least time, in units, that dominates a search, for the worst kind of record."""
-    return max(_best_time(clock, kind, selection.trials) for kind in selection.of_a_record)
-
-
 def _best_time(clock: Clock, mechanisms: Sequence[Mechanism], trials: Trials) -> int:
     """The time of the best of a random number of trials, each of any of the mechanisms.
 

@@ -111,9 +111,10 @@ class Front:
             weights: objective → weight; missing ones count 0. Default: :data:`OBJECTIVE_WEIGHTS`.
 
         Raises:
+            TypeError: ``weights`` is no mapping of numbers.
             ValueError: an unknown objective, a negative weight, or an empty front.
         """
-        weights = OBJECTIVE_WEIGHTS if weights is None else dict(weights)
+        weights = OBJECTIVE_WEIGHTS if weights is None else weights
         _known(weights, "weights")
         if not self.candidates:
             raise ValueError("the front is empty: loosen the limits")
@@ -230,8 +231,9 @@ def pareto(
 def _limits(
     request: PlanRequest, grid: SearchGrid, given: Mapping[str, float] | None
 ) -> dict[str, float]:
-    limits = {name: real(f"limit of {name}", most, above=0) for name, most in (given or {}).items()}
-    _known(limits, "limits")
+    given = {} if given is None else given
+    _known(given, "limits")
+    limits = {name: real(f"limit of {name}", most, above=0) for name, most in given.items()}
     if request.budget is not None:
         limits.setdefault("epsilon", request.budget.epsilon)
     limits.setdefault("epsilon", MOST_EPSILON)
@@ -384,6 +386,8 @@ def _geometric(least: float, most: float) -> list[int]:
 
 
 def _known(values: Mapping[str, float], what: str) -> None:
+    if not isinstance(values, Mapping):
+        raise TypeError(f"{what} must be a mapping such as {{'epsilon': 2}}, not {values!r}")
     unknown = set(values) - set(OBJECTIVES)
     if unknown:
         raise ValueError(
@@ -440,7 +444,8 @@ def plan_tuning(
     Raises:
         PlanError: a candidate that would change the releases, a given noise multiplier or
             preparation, or a request that no plan fulfils.
-        TypeError: ``trials`` is no distribution of a number of trials.
+        TypeError: ``trials`` is no distribution of a number of trials, or ``candidates`` are no
+            mappings.
 
     >>> from forethought.accounting.adaptive import NegativeBinomialTrials
     >>> plans = plan_tuning(
@@ -457,6 +462,11 @@ def plan_tuning(
         )
     if not candidates:
         raise PlanError("candidates is empty: give at least one mapping of arguments to try")
+    if not isinstance(candidates, Sequence) or not all(isinstance(c, Mapping) for c in candidates):
+        raise TypeError(
+            "candidates must be several mappings of arguments to try, such as "
+            f"[{{'learning_rate': 0.1}}, {{'learning_rate': 1.0}}], not {candidates!r}"
+        )
     for candidate in candidates:
         other = sorted(set(candidate) - set(FREE))
         if other:
@@ -744,7 +754,8 @@ def plan_phases(
             as equal as possible.
 
     Raises:
-        PlanError: no budget, several parts, or fewer rounds than phases.
+        PlanError: no budget, several parts, fewer rounds than phases, or ``lengths`` that are not
+            one a phase, or have another sum.
     """
     count, factor = whole("phases", phases), real("shrink", shrink, above=0, below=1)
     if plan.preparation is not None and plan.preparation.centres:
@@ -760,11 +771,17 @@ def plan_phases(
         raise PlanError("this plan has several parts already: give one with equal rounds")
     if plan.rounds < count:
         raise PlanError(f"{plan.rounds} rounds do not make {count} phases: plan more rounds")
+    if lengths is None:
+        lengths = [plan.rounds // count + (j < plan.rounds % count) for j in range(count)]
+    lengths = [whole("each of lengths", length) for length in lengths]
+    if len(lengths) != count or sum(lengths) != plan.rounds:
+        raise PlanError(
+            f"lengths= must be {count} numbers, one a phase, whose sum is the plan's "
+            f"{plan.rounds:,} rounds, not {lengths}"
+        )
     if count == 1:
         return plan
     budget = plan.budget
-    if lengths is None:
-        lengths = [plan.rounds // count + (j < plan.rounds % count) for j in range(count)]
     shares = [(2**j - 1) / (2**count - 1) for j in range(1, count + 1)]
     targets = [
         gaussian_epsilon(budget.delta, math.sqrt(share) * defaults.budget_mu(budget))
@@ -815,9 +832,10 @@ def _solved(
             group=group,
         )
         size = round(phase.rounds.sampling.expected_batch(N))
-        if size < N:
+        if size < N and within != plan.budget:
             return phase
-    # The sample size is given, or cannot grow: the noise is reduced until the budget is spent.
+    # The sample size is given or cannot grow, or the last phase has found its own, which leaves
+    # what one more record would have cost: the noise is reduced until the budget is spent.
     sampling = like.sampling.resized(size, N)
 
     def part(sigma: float) -> Rounds:

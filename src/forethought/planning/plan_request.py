@@ -535,6 +535,8 @@ class PlanRequest(Keywords):
                 f"{batch}: at least {batch / self.examples:.3g} epochs are needed, or a batch of "
                 f"at most {max(1, math.floor(self.epochs * self.examples))}"
             )
+        if SAMPLINGS[self.sampling].redealt:  # its epochs have a whole number of rounds
+            wanted = self.epochs * self.sampling_of(batch).rounds_per_epoch
         return whole("rounds", max(1, round(wanted)), most=MOST_RELEASES)
 
     @property
@@ -847,7 +849,8 @@ def least_noise(
         ahead: the preparation, which is released before; None: none, or ``make`` includes it.
 
     Raises:
-        PlanError: the other releases, such as a preparation, leave nothing of the budget.
+        PlanError: no noise near the guess keeps the budget, for example since other releases, such
+            as a preparation, leave nothing of it.
     """
 
     def whole_run(value: float) -> Mechanism:
@@ -858,8 +861,9 @@ def least_noise(
         high *= 2
         if high > 1e3 * near:
             raise PlanError(
-                "the preparation of the data leaves nothing of the budget: give it more noise "
-                "(noise_multiplier of the Preparation), or drop it"
+                f"even a noise multiplier of {high:.3g} does not keep ε = {budget.epsilon:g} at "
+                f"δ = {budget.delta:.3g}: give a larger budget, or less that is "
+                "released beside these rounds (such as a preparation with more noise)"
             )
     low = high / 2
     while high <= near and keeps(whole_run(low), budget, group):

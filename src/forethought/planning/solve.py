@@ -155,7 +155,7 @@ def better(request: PlanRequest) -> Plan:
     """The plan with less noise for its signal; without a budget, the one with persons.
 
     Args:
-        request: with the number of rows and of persons. make: plans one of the two ways.
+        request: with the number of rows and of persons.
     """
     if request.clipping != "example":
         return _plan(of_rows(request))
@@ -165,8 +165,8 @@ def better(request: PlanRequest) -> Plan:
         return _because(persons, f"{alone}at this noise its ε is the smaller one")
     try:
         rows = _plan(of_rows(request))
-    except UnsupportedMechanismError:
-        return _because(persons, f"{alone}no theorem is known for groups of these rows")
+    except (UnsupportedMechanismError, PlanError) as error:
+        return _because(persons, f"{alone}groups of these rows are refused: {error}")
     ratio = noise_to_signal(rows) / noise_to_signal(persons)
     most, mean = request.records_per_person, request.examples / (request.persons or 1)
     have = f"people have {mean:.3g} rows on average and at most {most}"

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from forethought.accounting.interval import at_least, at_most
 from forethought.auditing.verdict import NO_GUARANTEE, Audit
@@ -31,7 +32,8 @@ def show_audit(console: Console, audit: Audit) -> None:
         verdict = "[bold red]refuted[/bold red]" if refutes else "[green]not refuted[/green]"
         first = finding.check if finding.check != before else ""
         before = finding.check
-        table.add_row(first, finding.name, finding.measured, finding.allowed, verdict)
+        # As texts: a layer's name or a folder's may have brackets, which are no markup.
+        table.add_row(*map(Text, (first, finding.name, finding.measured, finding.allowed)), verdict)
     console.print(table)
     attack = audit.attack
     if attack is not None:
@@ -58,13 +60,10 @@ def show_audit(console: Console, audit: Audit) -> None:
                 f"ε ≥ {at_least(bound, '.3g')}."
             )
     for note in audit.notes:
-        console.print(f"Note: {note[:1].upper()}{note[1:].rstrip('.')}.")
-    verdict = (
-        f"[bold red]Refuted.[/bold red] {audit.reason}"
-        if audit.refuted
-        else "[bold]Not refuted.[/bold] Nothing that was looked at contradicts the claim."
-    )
-    console.print(f"\n{verdict}")
+        console.print(f"Note: {note[:1].upper()}{note[1:].rstrip('.')}.", markup=False)
+    verdict, style = ("Refuted.", "bold red") if audit.refuted else ("Not refuted.", "bold")
+    reason = audit.reason or "Nothing that was looked at contradicts the claim."
+    console.print(Text.assemble("\n", (verdict, style), f" {reason}"))
     chance = "Nothing of this is a matter of chance."
     if audit.false_alarm:
         chance = f"A sound run is refuted with a chance of at most {audit.false_alarm:.0e}."
@@ -85,7 +84,7 @@ def show_self_test(console: Console, result: SelfTest) -> None:
     console.print(f"{found} of {len(result.faults)} planted faults caught.")
     console.print(f"{len(refuted)} of {len(result.sound)} sound jobs refuted.")
     for outcome in refuted:
-        console.print(f"  {outcome.name}: {outcome.reason}")
+        console.print(f"  {outcome.name}: {outcome.reason}", markup=False)
 
 
 def draw_audit(audit: Audit, path: Path) -> Path | None:

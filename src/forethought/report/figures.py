@@ -95,10 +95,10 @@ def draw_statement(statement: Statement, folder: Path) -> list[Path]:
 
 def draw_learning(metrics: Sequence[Mapping[str, str]], path: Path) -> Path | None:
     """Draw held-out accuracy, or else loss, against rounds; None: there are no such metrics."""
-    name = next((n for n in ("accuracy", "test_loss", "loss") if _column(metrics, n)), None)
+    name = next((n for n in ("accuracy", "test_loss", "loss") if column(metrics, n)), None)
     if name is None:
         return None
-    rounds, values = zip(*_column(metrics, name), strict=True)
+    rounds, values = zip(*column(metrics, name), strict=True)
     label = {"accuracy": "accuracy on held-out data"}.get(name, name.replace("_", " "))
     figure, axes = new_axes("What the model learned", "round", label)
     axes.plot(rounds, values, color=BLUE, linewidth=1.8)
@@ -107,7 +107,8 @@ def draw_learning(metrics: Sequence[Mapping[str, str]], path: Path) -> Path | No
     return saved(figure, path)
 
 
-def _column(metrics: Sequence[Mapping[str, str]], name: str) -> list[tuple[int, float]]:
+def column(metrics: Sequence[Mapping[str, str]], name: str) -> list[tuple[int, float]]:
+    """Pairs (round, value) of a figure in the rows of metrics.csv that have it."""
     return [(int(row["round"]), float(row[name])) for row in metrics if row.get(name)]
 
 

@@ -53,10 +53,8 @@ def show_agreed(console: Console, agreed: Federation | Gossip) -> None:
     }
     members = agreed.members
     rows = [(member.name, agreed.plans[member.plan]) for member in members[:SHOWN]]
-    table = figures(rows, columns, title=title)
-    if len(members) > SHOWN:
-        table.add_row(f"… {len(members) - SHOWN} more")
-    console.print(table)
+    console.print(figures(rows, columns, title=title))
+    _more(console, len(members))
 
 
 def _batch(plan: Plan) -> str:

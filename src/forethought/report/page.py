@@ -14,17 +14,19 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import date
 from html import escape
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unicodedata import east_asian_width
 
 from forethought.accounting.accountants import EXACT, KNOWN_BATCHES
-from forethought.accounting.interval import at_least, at_most
-from forethought.accounting.statement import Statement, protected, rows, sought, terms, unit
+from forethought.accounting.interval import at_most
+from forethought.accounting.statement import Statement, numbers, protected, rows, sought, told, unit
 from forethought.auditing.verdict import SCHEMA as AUDIT_SCHEMA
+from forethought.report.figures import column
 from forethought.report.terminal import plan_rows
 from forethought.values.mechanism import Rounds
 from forethought.values.serialisation import parse, replaced
@@ -42,9 +44,8 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 62, 20, 12, 44
 Points = Sequence[tuple[float, float]]
 
 
-def percent(value: float) -> str:
-    """A share as a percentage with one decimal."""
-    return f"{value:.1%}"
+# Formats a share as a percentage with one decimal.
+percent = "{:.1%}".format
 
 
 def short(value: float) -> str:
@@ -208,6 +209,8 @@ def shape_figures(shapes: Shapes) -> list[str]:
             words.append(f"missing: {lost}")
         if shape.noise and not shape.clear:
             words.append("no more than noise alone would draw")
+        if "word 1" in shape.places:  # as a run numbers words that are not declared
+            words.append("words as in the job, not shown until columns_measured = false")
         caption = escape("; ".join(words))
         found.append(f"<figure>{drawn}<figcaption>{caption}</figcaption></figure>")
     for surface in shapes.pairs[:_PAIRS] if len(shapes.outputs) == 1 else ():
@@ -290,8 +293,9 @@ def _bars(shape: Shape, shapes: Shapes) -> str:
         parts.append(f'<text class="tick middle" x="{at}" y="{height - 12}">{short(tick)}</text>')
     for number, place in enumerate(shape.places):
         top = 6 + step * number
-        name = escape(_cut(str(place)))
-        parts.append(f'<text class="tick" x="{_NAMES - 10}" y="{top + step / 2 + 1}">{name}</text>')
+        name = escape(str(place))
+        place_at = f'x="{_NAMES - 10}" y="{top + step / 2 + 1}"'
+        parts.append(_tick(str(place), place_at, _NAMES - 14))
         for line in range(lines):
             value = shape.values[line][number]
             left, right = sorted((to_x(0.0), to_x(value)))
@@ -337,7 +341,7 @@ def _surface(surface: Surface, told: str) -> str:
         at = f'x="{x}" y="{HEIGHT - _BOTTOM + 18}"'
         parts.append(f'<text class="tick {end}" {at}>{escape(_told(place))}</text>')
     for place, y in ((ends[1][0], HEIGHT - _BOTTOM), (ends[1][-1], _TOP + 10)):
-        parts.append(f'<text class="tick" x="{_LEFT - 8}" y="{y}">{escape(_told(place))}</text>')
+        parts.append(_tick(_told(place), f'x="{_LEFT - 8}" y="{y}"', _LEFT - 12))
     middle = (_LEFT + WIDTH - _RIGHT) / 2
     words = f"{_cut(surface.columns[0])} across, {_cut(surface.columns[1])} up"
     parts.append(f'<text class="axis" x="{middle}" y="{HEIGHT - 6}">{escape(words)}</text>')
@@ -354,6 +358,16 @@ def _cell(value: float, most: float, box: str, words: str = "") -> str:
 
 def _told(place: object) -> str:
     return str(place) if isinstance(place, str) else short(float(place))  # type: ignore[arg-type]
+
+
+def _tick(words: str, at: str, room: int) -> str:
+    """A text that ends at a place, drawn narrower where it could be wider than ``room``."""
+    shown = _cut(words)
+    # Pixels at the font's size: a wide letter, of Chinese for example, is as wide as it is high.
+    wide = sum(13 if east_asian_width(one) in "WF" or one in "MWmw" else 8 for one in shown)
+    fit = f' textLength="{room}" lengthAdjust="spacingAndGlyphs"' if wide > room else ""
+    title = f"<title>{escape(words)}</title>"
+    return f'<text class="tick" {at}{fit}>{title}{escape(shown)}</text>'
 
 
 def _cut(name: str) -> str:
@@ -441,7 +455,7 @@ def statement_page(
         f"{_table(('what', 'by whom', 'evidence'), _checks(s, audited, signed))}</div>",
         "<h2>What is believed</h2>",
         "<p>The promise rests on this, and no file shows it:</p>",
-        _list(f"{_capital(text)}." for text in s.assumptions),
+        _list(f"{_capital(told(s, text))}." for text in s.assumptions),
     ]
     if s.about is not None:
         body += ["<h2>What it is about</h2>", "<p>As its owner says:</p>"]
@@ -637,16 +651,9 @@ def _strength(s: Statement) -> list[str]:
 
 
 def _annex(s: Statement) -> list[str]:
-    numbers = [
-        ("ε, certified upper end (the guarantee)", at_most(s.epsilon.upper, ".6g")),
-        ("ε, certified lower end", at_least(s.epsilon.lower, ".6g")),
-        *terms(s),
-        (s.way.rounds, f"{len(s.mechanism):,}"),
-        ("accountant", f"{s.accountant['kind']}, forethought {s.version}"),
-        ("who chose the numbers", s.hyperparameters),
-    ]
+    told_by = [*numbers(s), ("who chose the numbers", s.hyperparameters)]
     released = [(name, f"{count:,}", str(noise)) for name, count, noise in rows(s.releases)]
-    parts = ['<div class="pair">', _table(("", ""), numbers, head=False)]
+    parts = ['<div class="pair">', _table(("", ""), told_by, head=False)]
     if released:
         parts.append(_table(("released", "times", "noise multiplier"), released))
     parts.append("</div>")
@@ -659,21 +666,13 @@ def _annex(s: Statement) -> list[str]:
 
 
 def _result(results: Results) -> list[str]:
+    form, parts = ".3g" if results.task == "regression" else ".3f", []  # any unit, or shares
+    # The baseline, which answers the class frequencies, is calibrated by definition.
+    plain = {n: format(v, form) for n, v in results.baseline.items() if n != "calibration error"}
     figures = [
-        (
-            name,
-            f"{figure.value:.3f}",
-            ""
-            if figure.low is None or figure.high is None
-            else f"{at_least(figure.low, '.3f')} to {at_most(figure.high, '.3f')}",
-            # The baseline, which answers the class frequencies, is calibrated by definition.
-            f"{results.baseline[name]:.3f}"
-            if name in results.baseline and name != "calibration error"
-            else "",
-        )
-        for name, figure in results.figures.items()
+        (name, format(one.value, form), one.around(form).strip(" ()"), plain.get(name, ""))
+        for name, one in results.figures.items()
     ]
-    parts = []
     if results.weak and not results.warnings():
         parts.append(_warning(results.sentences()[-1]))
     if results.target is not None:
@@ -712,7 +711,8 @@ def _curves(summary: RunSummary) -> list[str]:
             lambda epsilon: at_most(epsilon, ".3g"),
         ),
     ):
-        points = _column(summary.metrics, name)
+        # Without noise ε is infinite and cannot be drawn.
+        points = [one for one in column(summary.metrics, name) if math.isfinite(one[1])]
         if len(points) > 1:
             drawn = curve(points, "round", title, shown=shown, marked=marked)
             found.append(f"<figure>{drawn}<figcaption>{escape(title)}</figcaption></figure>")
@@ -745,12 +745,6 @@ def _attack(s: Statement) -> list[tuple[float, float]]:
     # In one call, since a hundred points cost as much as one.
     missed = best(alarms).tolist()
     return [(alarm, 1 - one) for alarm, one in zip(alarms, missed, strict=True)]
-
-
-def _column(metrics: Sequence[Mapping[str, str]], name: str) -> list[tuple[float, float]]:
-    found = [(float(row["round"]), float(row[name])) for row in metrics if row.get(name)]
-    # Without noise ε is infinite and cannot be drawn.
-    return [point for point in found if math.isfinite(point[1])]
 
 
 def _capital(text: object) -> str:

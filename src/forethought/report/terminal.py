@@ -16,7 +16,7 @@ from rich.text import Text
 from forethought.accounting import exact
 from forethought.accounting.adaptive import PHASES_ALONE, SEARCH_ALONE
 from forethought.accounting.interval import at_least, at_most
-from forethought.accounting.statement import Statement, truth, unit
+from forethought.accounting.statement import Statement, numbers
 from forethought.papers.calculators import Calculated
 from forethought.papers.closed_form import SampleSizes
 from forethought.papers.published import Paper, PaperTable
@@ -59,7 +59,7 @@ def figures(
     """
     table = Table(**options)
     for heading in columns:
-        own = {} if table.columns else first or {}
+        own = {"overflow": "fold", **({} if table.columns else first or {})}
         table.add_column(heading, justify="right" if heading in right else "left", **own)
     for row in rows:
         cells = columns.values()
@@ -67,11 +67,11 @@ def figures(
     return table
 
 
-def pairs(rows: Iterable[tuple[str, str]], *, wrap: bool = False, **options: Any) -> Table:
+def pairs(rows: Iterable[tuple[str, str]], **options: Any) -> Table:
     """A table of pairs (name, value), without headings."""
     table = Table(show_header=False, **options)
     table.add_column(**FIRST)
-    table.add_column(no_wrap=not wrap)
+    table.add_column(overflow="fold")
     for row in rows:
         table.add_row(*row)
     return table
@@ -299,7 +299,7 @@ def show_result(
         console.print(f"  declared wider than need be: {sentence}", markup=False)
     _show_sentences(console, statement)
     if folder is not None:
-        console.print(Text.assemble(("\nRun folder", "bold"), f"  {folder}"))
+        console.print(Text.assemble(("\nRun folder", "bold"), f"  {folder}"), soft_wrap=True)
 
 
 def _show_sentences(console: Console, statement: Statement) -> None:
@@ -335,16 +335,7 @@ def show_statement(
     """Print a statement: the three sentences, then the numbers as a small table."""
     for sentence in statement.sentences(listed):
         console.print(sentence, markup=False)
-    what = "ε, certified interval" if statement.private else "ε, had the randomness been secret"
-    rows = [
-        (what, f"{statement.epsilon:.6g}"),
-        *truth(statement),
-        ("δ", at_most(statement.delta, ".3g")),
-        ("adjacency", statement.adjacency),
-        (f"{unit(statement)}s protected together", str(statement.group)),
-        ("rounds", f"{len(statement.mechanism):,}"),
-    ]
-    console.print(pairs(rows, wrap=True))
+    console.print(pairs(numbers(statement)))
     if verified:
         console.print("[green]Verified[/green]: recomputed from the mechanism, and it holds.")
 
@@ -381,15 +372,15 @@ def show_verification(console: Console, verification: Verification) -> None:
     """Print for each entry of a statement the claim, the recomputed value and its evidence."""
     from forethought.accounting.verification import FOLLOWS
 
-    table = Table(title="The statement, recomputed", **LEFT)
-    for column in ("entry", "claimed", "recomputed", "from which evidence"):
-        table.add_column(column, overflow="fold")
+    columns = {
+        "entry": "{0.entry}",
+        "claimed": lambda row: Text(row.claimed),
+        "recomputed": lambda row: Text(row.recomputed),
+        "from which evidence": lambda row: Text(row.evidence or f"not checked: {row.why}"),
+    }
     follow = [row.entry for row in verification.rows if row.evidence == FOLLOWS]
-    for row in verification.rows:
-        if row.entry not in follow:
-            words = row.evidence or f"not checked: {row.why}"
-            table.add_row(row.entry, *(Text(part) for part in (row.claimed, row.recomputed, words)))
-    console.print(table)
+    rows = [row for row in verification.rows if row.entry not in follow]
+    console.print(figures(rows, columns, title="The statement, recomputed", **LEFT))
     console.print(f"Also compared, since they follow from these: {', '.join(follow)}.")
 
 
@@ -421,7 +412,8 @@ def show_unfinished(console: Console, run: UnfinishedRun) -> None:
         # Its ε is a quick bound; the line above has the exact ε of all possible releases.
         last = {name: value for name, value in run.last.items() if name != "epsilon"}
         console.print(f"[bold]Last record[/bold]  {_recorded(last)}")
-    console.print(f"Continue with: forethought train --resume {run.folder}", markup=False)
+    way = f"Continue with: forethought train --resume {run.folder}"
+    console.print(way, markup=False, soft_wrap=True)
 
 
 def _recorded(last: Mapping[str, float]) -> str:
@@ -443,9 +435,9 @@ def show_plan_and_alternatives(
     """Print the plan next to its alternatives, each with its one-line reason."""
     table = Table(title="Plan", **BOLD)
     table.add_column("", **FIRST)
-    table.add_column("chosen", style="bold")
+    table.add_column("chosen", style="bold", overflow="fold")
     for near in alternatives:
-        table.add_column(near.name)
+        table.add_column(near.name, overflow="fold")
     columns = [dict(plan_rows(near.plan)) for near in alternatives]
     for what, value in plan_rows(plan):
         table.add_row(what, value, *(column.get(what, "") for column in columns))
@@ -479,8 +471,8 @@ def show_forecast(
             )
     if seconds is not None:
         console.print(
-            f"[bold]Time here[/bold]  about {duration(seconds)} from the first round to the last "
-            "file, once started and with the data read"
+            f"[bold]Time here[/bold]  about {duration(seconds)} to its last round, once started "
+            "and with the data read; figures and files come after it"
         )
     if costs:
         console.print(costs, markup=False, highlight=False)
@@ -513,7 +505,7 @@ def show_front(console: Console, front: Front) -> None:
         "σ": lambda row: first_to_last(
             [part.noise_multiplier for part in row.plan.privacy.mechanism], ".3g"
         ),
-        "clip norm": "{0.plan.clip_norm:g}",
+        "clip norm": "{0.plan.clip_norm:.4g}",
     }
     console.print(figures(rows, columns, right=columns, title=title, **BOLD))
     limits = ", ".join(f"{name} at most {most:,g}" for name, most in front.limits.items())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -13,18 +13,23 @@ from scipy.optimize import isotonic_regression
 
 from forethought.statistics import cumulative, kinds
 from forethought.statistics.table import TableRows, spelled, word
-from forethought.values.checks import real, whole
+from forethought.values.checks import real, reals, settle, whole
 from forethought.values.mechanism import Adjacency
 
 # Number of simulations with fresh noise, for the intervals of a curve or an AUC.
 _REPEATS = 400
-# A survival curve is stated only while the number at risk is at least this many times its noise.
+# A curve or an area is stated only while the number of records that it is a share of is at least
+# this many times its noise.
 _WELL_KNOWN = 8.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class _OfSums(kinds.Statistic):
     """A statistic of running sums along some axes; each record is in one count of one axis."""
+
+    #: Counts that one more record raises where samples are drawn, so that what no record has met
+    #: is possible.
+    unseen: ClassVar[tuple[int, ...]] = ()
 
     @property
     @abstractmethod
@@ -54,6 +59,10 @@ class _OfSums(kinds.Statistic):
         """The nearest nonnegative counts, separately for each axis."""
         return np.concatenate([cumulative.rising(part) for part in self.split(counts)])
 
+    def at_risk(self, std: float) -> float:
+        """The least number of records of which a share is stated: 8 times its noise."""
+        return _WELL_KNOWN * std * float(cumulative.noise_of_sums(self.axes[0], 0.0)[-1])
+
     def strayed(
         self, computed: Callable[[kinds.Array], kinds.Array], counts: kinds.Array, std: float
     ) -> tuple[kinds.Array, kinds.Array]:
@@ -66,10 +75,11 @@ class _OfSums(kinds.Statistic):
             Two arrays of shape (repeats, numbers).
         """
         generator = np.random.default_rng(self.size)
-        centre, total = computed(counts), float(counts.sum())
-        shares = counts / total if total > 0 else np.full(self.size, 1 / self.size)
+        centre, more = computed(counts), counts.copy()
+        more[list(self.unseen)] += 1
         noise = std * generator.standard_normal((_REPEATS, self.size))
-        drawn = generator.multinomial(max(1, round(total)), shares, _REPEATS)
+        count = max(1, round(float(counts.sum())))
+        drawn = generator.multinomial(count, more / more.sum(), _REPEATS)
         off = [self.counts(one, 0) for one in noise]
         near = [computed(counts + one) - centre for one in off]
         far = [computed(own + one) - centre for own, one in zip(drawn, off, strict=True)]
@@ -94,11 +104,13 @@ class Quantiles(_OfSums, kinds.OfRange):
 
     def _check(self) -> None:
         super()._check()
-        wanted = [self.at] if isinstance(self.at, int | float) else self.at
-        shares = tuple(real("at", share, least=0, most=1) for share in wanted)
-        if not shares:
-            raise ValueError("at = []: name the shares below, such as [0.25, 0.5, 0.75]")
-        object.__setattr__(self, "at", shares)
+        wanted = self.at if isinstance(self.at, Iterable) else [self.at]
+        shares = reals("at", wanted, least=0, most=1)
+        if not shares or len(set(shares)) < len(shares):
+            raise ValueError(
+                f"at = {list(shares)}: name the shares below, each once, such as [0.25, 0.5, 0.75]"
+            )
+        settle(self, at=shares)
         whole("bins", self.bins, least=2, most=cumulative.MOST_BINS)
 
     @property
@@ -133,7 +145,7 @@ class Quantiles(_OfSums, kinds.OfRange):
             inside = (share * total - before) / max(sums[place] - before, 1e-9)
             value = edges[place] + (edges[1] - edges[0]) * min(1.0, max(0.0, inside))
             ends = (*bounds(share, near), *bounds(share, far))
-            found.append(kinds.Estimate(f"{share:g}", float(value), *ends))
+            found.append(kinds.Estimate(repr(share).removesuffix(".0"), float(value), *ends))
         return tuple(found)
 
     def expected(self, std: float, examples: int) -> float:
@@ -150,8 +162,8 @@ class Survival(_OfSums):
 
     Events and censored records are counted in equal steps of time, each record in one count, and
     released as running sums. A step's hazard is its number of events over the number at risk at its
-    beginning, less half of the number censored in it. If fewer than :attr:`at_risk` are at risk,
-    the curve is not stated and keeps its last value.
+    beginning, less half of the number censored in it. If the number at risk is below 8 times its
+    noise, the curve is not stated and keeps its last value.
 
     Its expected error is that of synthetic records with exponential times, of which 40 % have an
     event, up to the time when a tenth is at risk.
@@ -170,19 +182,14 @@ class Survival(_OfSums):
     steps: int = 64
     happened: str = "1"
     kind: ClassVar[str] = "survival"
+    unseen: ClassVar[tuple[int, ...]] = (0,)  # an event in the first step
     unit: ClassVar[str] = "share surviving"
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        return (self.time, self.event)
+    reads: ClassVar[tuple[str, ...]] = ("time", "event")
 
     def _check(self) -> None:
-        kinds.column_named(self.time, "time")
-        kinds.column_named(self.event, "event")
         if not self.until:
             raise ValueError("until: declare the last time of the curve, such as until = 60")
-        object.__setattr__(self, "until", real("until", self.until, above=0))
-        object.__setattr__(self, "happened", str(word(self.happened)))
+        settle(self, until=real("until", self.until, above=0), happened=word(self.happened))
         whole("steps", self.steps, least=2, most=cumulative.MOST_BINS)
 
     @property
@@ -203,10 +210,6 @@ class Survival(_OfSums):
         events = np.bincount(place[happened & ~beyond], minlength=self.steps)
         censored = np.bincount(place[~happened | beyond], minlength=self.steps + 1)
         return np.concatenate([cumulative.encoded(events), cumulative.encoded(censored)])
-
-    def at_risk(self, std: float) -> float:
-        """The number at risk below which the curve is not stated: 8 times its noise."""
-        return _WELL_KNOWN * std * float(cumulative.noise_of_sums(self.steps, 0.0)[-1])
 
     def estimates(
         self, noised: kinds.Array, std: float, examples: int
@@ -250,7 +253,8 @@ class AUC(_OfSums):
     It is the share of pairs of a positive and a negative record in which the positive one has the
     higher score. Scores of each class are counted in bins of equal width, each record in one count,
     and released as running sums. Two scores in one bin count as half; the intervals include the
-    largest possible effect of this.
+    largest possible effect of this. If the number of records of a class is below 8 times its noise,
+    the area is not stated: it is 1/2, with intervals from 0 to 1.
 
     Its expected error is that of synthetic records, half of them positive, whose scores have the
     densities 2x and 2(1 − x).
@@ -269,17 +273,12 @@ class AUC(_OfSums):
     range: Any = (0.0, 1.0)
     bins: int = 128
     kind: ClassVar[str] = "auc"
+    unseen: ClassVar[tuple[int, ...]] = (0, -1)  # a low score of a positive, a high one of another
     unit: ClassVar[str] = "area"
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        return (self.score, self.label)
+    reads: ClassVar[tuple[str, ...]] = ("score", "label")
 
     def _check(self) -> None:
-        kinds.column_named(self.score, "score")
-        kinds.column_named(self.label, "label")
-        object.__setattr__(self, "positive", str(word(self.positive)))
-        object.__setattr__(self, "range", kinds.ranged(self.range))
+        settle(self, positive=word(self.positive), range=kinds.ranged(self.range))
         whole("bins", self.bins, least=2, most=cumulative.MOST_BINS)
 
     @property
@@ -301,33 +300,41 @@ class AUC(_OfSums):
     def estimates(
         self, noised: kinds.Array, std: float, examples: int
     ) -> tuple[kinds.Estimate, ...]:
-        counts = self.rising(self.counts(noised, examples))
-        near, far = self.strayed(self._area, counts, std)
+        counts = self.counts(noised, examples)
+        if min(float(part.sum()) for part in self.split(counts)) < self.at_risk(std):
+            return (kinds.Estimate(f"{self.name} (not stated)", 0.5, 0.0, 1.0, 0.0, 1.0),)
+        smooth = self.rising(counts)
+        near, far = self.strayed(self._areas, smooth, std)
         # Clipping counts at 0 biases the area towards 1/2; the bias of doing it again estimates it.
-        off, ties = near.mean(axis=0), _ties(counts)
-        spreads = tuple(one + ties for one in _spreads(near - off, far - off))
-        value = (self._area(counts) - off).clip(0, 1)
+        value = (self._areas(smooth) - near.mean(axis=0)).clip(0, 1)[:1]
+        # Clipped counts stray less than they are off, so widths are those of counts as they come.
+        spreads = tuple(one[1:] + _ties(smooth) for one in _spreads(near, far))
         return _around([self.name], value, spreads, (0.0, 1.0))
 
     def expected(self, std: float, examples: int) -> float:
         edges = np.linspace(0, 1, self.bins + 1)
         positive = examples / 2 * np.diff(edges**2)
         counts = np.concatenate([positive, positive[::-1]])
-        draws = self.strayed(self._area, counts, std)[0]
+        draws = self.strayed(self._areas, counts, std)[0][:, 0]
         return float(np.quantile(np.abs(draws - draws.mean()), 0.95)) + _ties(counts)
 
-    def _area(self, counts: kinds.Array) -> kinds.Array:
-        positive, negative = self.split(self.rising(counts))
-        below = np.cumsum(negative) - negative / 2
-        pairs = max(1.0, float(positive.sum())) * max(1.0, float(negative.sum()))
-        return np.array([float(positive @ below) / pairs])
+    def _areas(self, counts: kinds.Array) -> kinds.Array:
+        """The area of the nearest nonnegative counts, and that of counts as they come."""
+        found = []
+        for positive, negative in (self.split(self.rising(counts)), self.split(counts)):
+            below = np.cumsum(negative) - negative / 2
+            found.append(float(positive @ below) / _pairs(positive, negative))
+        return np.array(found)
 
 
 def _ties(counts: kinds.Array) -> float:
     """Half of the share of pairs whose scores are in the same bin."""
     positive, negative = np.split(counts, 2)
-    pairs = max(1.0, float(positive.sum())) * max(1.0, float(negative.sum()))
-    return float(positive @ negative) / pairs / 2
+    return float(positive @ negative) / _pairs(positive, negative) / 2
+
+
+def _pairs(positive: kinds.Array, negative: kinds.Array) -> float:
+    return max(1.0, float(positive.sum())) * max(1.0, float(negative.sum()))
 
 
 def _spreads(near: kinds.Array, far: kinds.Array) -> tuple[kinds.Array, kinds.Array]:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from scipy.special import ndtri
 
 from forethought.statistics.table import Flags, TableRows, spelled, word
-from forethought.values.checks import one_of, real, whole
+from forethought.values.checks import one_of, real, reals, settle, whole
 from forethought.values.mechanism import Adjacency
 from forethought.values.serialisation import plain
 
@@ -58,7 +58,7 @@ Condition = str | tuple[str, ...] | tuple[float, float]
 def _condition(name: str, value: Any) -> Condition:
     if isinstance(value, str):
         return value
-    parts = tuple(value) if isinstance(value, list | tuple) else ()
+    parts = tuple(value) if isinstance(value, list | tuple | np.ndarray) else ()
     if parts and all(isinstance(part, str) for part in parts):
         return parts
     if len(parts) == 2 and not any(isinstance(part, str) for part in parts):
@@ -67,7 +67,7 @@ def _condition(name: str, value: Any) -> Condition:
             return low, high
     raise ValueError(
         f'where {name} = {value!r}: a word, several words as ["A", "B"], or numbers from and below '
-        "as [18, 65]"
+        'as [18, 65]; for a single number its word, as "1"'
     )
 
 
@@ -110,18 +110,21 @@ class Statistic(ABC):
     kind: ClassVar[str]
     #: Unit of the expected error; "{column}" is replaced by the column's name.
     unit: ClassVar[str]
+    #: The arguments that name columns.
+    reads: ClassVar[tuple[str, ...]]
 
     def __post_init__(self) -> None:
         one_of("missing", self.missing, ("refuse", "skip"))
-        object.__setattr__(self, "where", _conditions(self.where))
-        object.__setattr__(self, "weight", real("weight", self.weight, above=0))
-        if self.noise_multiplier is not None:
-            sigma = real("noise_multiplier", self.noise_multiplier, above=0)
-            object.__setattr__(self, "noise_multiplier", sigma)
+        settle(self, where=_conditions(self.where), weight=real("weight", self.weight, above=0))
+        if (sigma := self.noise_multiplier) is not None:
+            settle(self, noise_multiplier=real("noise_multiplier", sigma, above=0))
+        for what in self.reads:
+            if not isinstance(getattr(self, what), str) or not getattr(self, what):
+                raise ValueError(f"{what} is the name of a column, not {getattr(self, what)!r}")
         self._check()
         if not isinstance(self.name, str) or not (self.name or self.called).isprintable():
             raise ValueError(f"the name of a statistic is one line of text, not {self.name!r}")
-        object.__setattr__(self, "name", self.name or self.called)
+        settle(self, name=self.name or self.called)
 
     @property
     def called(self) -> str:
@@ -139,14 +142,14 @@ class Statistic(ABC):
         return not self.where and self.missing == "refuse"
 
     @property
-    @abstractmethod
     def columns(self) -> tuple[str, ...]:
         """The columns of the statistic, without those of ``where``."""
+        return tuple(getattr(self, what) for what in self.reads)
 
     @property
-    @abstractmethod
     def size(self) -> int:
         """Length of the tally."""
+        return 1
 
     @abstractmethod
     def reach(self, adjacency: Adjacency) -> float:
@@ -201,21 +204,17 @@ class Statistic(ABC):
         return {"kind": self.kind, **plain({k: v for k, v in values.items() if v is not None})}
 
 
-def ranged(value: Any, what: str = "range") -> tuple[float, float]:
-    if not isinstance(value, Sequence) or isinstance(value, str) or len(value) != 2:
-        told = f"{what} = {value!r}: declare it as [lowest, highest]"
-        raise ValueError(told if value else f"{told}, if the column is of numbers")
-    low, high = real(what, value[0]), real(what, value[1])
+def ranged(value: Any) -> tuple[float, float]:
+    if not isinstance(value, Sequence | np.ndarray) or isinstance(value, str) or len(value) != 2:
+        raise ValueError(
+            f"range = {value!r}: declare it as [lowest, highest], if the column is of numbers"
+        )
+    low, high = reals("range", value)
     if not low < high:
-        raise ValueError(f"{what} is two numbers, the smaller one first, not [{low:g}, {high:g}]")
+        raise ValueError(f"range is two numbers, the smaller one first, not [{low:g}, {high:g}]")
     # Beyond these widths a record's whole number would be NaN, which no noise hides.
-    real(f"the width of {what}", high - low, above=1e-300)
+    real("the width of range", high - low, above=1e-300)
     return low, high
-
-
-def column_named(name: object, what: str = "column") -> None:
-    if not isinstance(name, str) or not name:
-        raise ValueError(f"{what} is the name of a column, not {name!r}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -223,13 +222,7 @@ class OfColumn(Statistic):
     """A statistic of one column."""
 
     column: str = ""
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        return (self.column,)
-
-    def _check(self) -> None:
-        column_named(self.column)
+    reads: ClassVar[tuple[str, ...]] = ("column",)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -239,8 +232,7 @@ class OfRange(OfColumn):
     range: Any = None
 
     def _check(self) -> None:
-        super()._check()
-        object.__setattr__(self, "range", ranged(self.range))
+        settle(self, range=ranged(self.range))
 
 
 def means(share: float, noise: float, count: float = math.inf, of_count: float = 0.0) -> Array:
@@ -282,7 +274,7 @@ def _estimate(
 def _counted(name: str, value: float, std: float, examples: int) -> Estimate:
     """A number of records, of all ``examples``."""
     far = means(2 * value / examples - 1, 2 * std / examples, examples)
-    return _estimate(name, value, std, (0, math.inf), examples * (1 + far) / 2)
+    return _estimate(name, value, std, (0, examples), examples * (1 + far) / 2)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -291,8 +283,7 @@ class Count(Statistic):
 
     kind: ClassVar[str] = "count"
     unit: ClassVar[str] = "records"
-    columns = ()
-    size = 1
+    reads: ClassVar[tuple[str, ...]] = ()
 
     def reach(self, adjacency: Adjacency) -> float:
         return 1.0
@@ -319,15 +310,9 @@ class Accuracy(Statistic):
     label: str = "label"
     kind: ClassVar[str] = "accuracy"
     unit: ClassVar[str] = "share of the records"
-    size = 1
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        return (self.prediction, self.label)
+    reads: ClassVar[tuple[str, ...]] = ("prediction", "label")
 
     def _check(self) -> None:
-        column_named(self.prediction, "prediction")
-        column_named(self.label, "label")
         if not self.all_count:
             raise ValueError(
                 'accuracy is over all records: without where, and with missing = "refuse"'
@@ -360,7 +345,6 @@ class Sum(OfRange):
 
     kind: ClassVar[str] = "sum"
     unit: ClassVar[str] = "{column}"
-    size = 1
 
     @property
     def _step(self) -> float:
@@ -469,13 +453,14 @@ class Histogram(OfColumn):
     unit: ClassVar[str] = "records"
 
     def _check(self) -> None:
-        super()._check()
         if isinstance(self.categories, str) or not isinstance(self.categories, Iterable):
             raise ValueError(f"categories = {self.categories!r}: declare them as a list of words")
-        words = tuple(str(word(one)) for one in self.categories)
-        object.__setattr__(self, "categories", words)
+        words = tuple(map(word, self.categories))
+        settle(self, categories=words)
         if bool(words) == (self.range is not None):
             raise ValueError("a histogram has either categories or a range with bins")
+        if self.bins != Histogram.bins if words else self.other:
+            raise ValueError("other= goes with categories, bins= goes with a range: drop it")
         if len(set(map(spelled, words))) < len(words) or len(words) > MOST_CATEGORIES:
             raise ValueError(
                 f'categories are at most {MOST_CATEGORIES} different words; "1", "1.0" and "true" '
@@ -484,7 +469,7 @@ class Histogram(OfColumn):
         if not all(map(spelled, words)):
             raise ValueError("categories: an empty word stands for a missing entry: drop it")
         if self.range is not None:
-            object.__setattr__(self, "range", ranged(self.range))
+            settle(self, range=ranged(self.range))
         whole("bins", self.bins, most=MOST_CATEGORIES)
 
     @property

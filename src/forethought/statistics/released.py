@@ -213,6 +213,8 @@ def _made(
 
 def _of_one_person(schema: TableSchema | None, group: int | None) -> int:
     """The number of records of one person: the schema's where it names persons."""
+    if not isinstance(schema, TableSchema | None):
+        raise TypeError(f"schema must be a forethought.data.TableSchema, not {schema!r}")
     if schema is not None and schema.missing_label == "drop":
         raise ValueError(
             'missing_label = "drop" is for training, which knows the label: leave it out here; a '
@@ -343,15 +345,19 @@ def request(
             multipliers are given, or neither; another group than the schema's; or a schema that
             drops records without a label.
     """
+    group = _of_one_person(schema, group)
     asked = _made(statistics, schema)
     if isinstance(budget, Budget):
         delta = budget.delta if delta is None else delta
         budget = budget.epsilon
+    if delta is None:
+        raise ValueError("delta must be given beside ε: choose one far below 1 / examples")
     delta = real("delta", delta, above=0, below=1)
-    group = _of_one_person(schema, group)
     examples, group = whole("examples", examples), whole("group", group)
     told = [one.name for one in asked if one.noise_multiplier is not None]
     if budget is None:
+        if any(one.weight != 1 for one in asked):
+            raise ValueError("weight = … shares a budget: give budget= to request, or drop it")
         return Request(tuple(asked), examples, delta, adjacency, group)
     if told:
         raise ValueError(
@@ -385,6 +391,7 @@ def release(
     Raises:
         ValueError, TypeError, OSError: as of :func:`request` and :meth:`Request.release`.
     """
+    group = _of_one_person(schema, group)
     asked = _made(statistics, schema)
     found = rows(records, needed(asked), schema)
     planned = request(

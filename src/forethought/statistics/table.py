@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from datetime import date, time
-from decimal import Decimal
-from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -17,57 +13,21 @@ from numpy.typing import NDArray
 
 from forethought.data.columns import Column, PlainNumber, TableSchema, UndeclaredError, as_numbers
 from forethought.data.dataset import kept
-from forethought.data.files import AS_USUAL, DataError, Table, distinct, kind_of
+from forethought.data.files import (
+    AS_USUAL,
+    DataError,
+    Table,
+    distinct,
+    kind_of,
+    one_by_one,
+    written,
+)
+from forethought.data.files import spelled as spelled
+from forethought.data.files import word as word
 from forethought.values.checks import suggestion
 
 Array = NDArray[np.float64]
 Flags = NDArray[np.bool_]
-# A midnight's day; a whole number, or a time, without its fraction of zeros.
-_ZEROS = re.compile(
-    r"(\d{4}-\d\d-\d\d) 00:00:00(?:\.0+)?|(-?\d+|\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)\.0+"
-)
-# What strip_chars of polars takes away: str.strip() takes the separators of ASCII as well.
-_BLANKS = "".join(c for c in map(chr, range(0x3001)) if c.isspace() and not "\x1c" <= c <= "\x1f")
-_TRUTHS = {"true": "1", "false": "0"}
-
-# How an entry is written must depend on that entry alone. A column's type does not: one more record
-# can give all others another number of decimals, or make floats of whole numbers.
-
-
-def word(entry: Any) -> str:
-    """One entry as text; None is "", and True and False are "1" and "0".
-
-    Raises:
-        DataError: the entry is no word, number or time.
-    """
-    if entry is None:
-        return ""
-    if isinstance(entry, bool | np.bool_):
-        return str(int(entry))
-    if isinstance(entry, Decimal):
-        whole, point, rest = f"{entry:f}".partition(".")
-        return f"{whole}{point}{rest}".rstrip("0").rstrip(".") if point else whole
-    if isinstance(entry, float | np.floating):
-        number = float(entry) + 0.0  # −0 is 0
-        with np.errstate(over="ignore"):
-            single = np.float32(number)
-        # A float32 has the same digits in float64.
-        short = float(single) == number and not number.is_integer()
-        return str(single if short else number)
-    if not isinstance(entry, str | Real | date | time):
-        raise DataError(
-            f"found an entry of type {type(entry).__name__}: give words, numbers or times"
-        )
-    return str(entry)
-
-
-def spelled(text: str) -> str:
-    """A word in one spelling: "1.0" and "true" are "1", a midnight is its day."""
-    text = text.strip(_BLANKS)
-    if text[-1:] != "0":
-        return _TRUTHS.get(text.lower(), text)
-    found = _ZEROS.fullmatch(text)
-    return text if found is None else found[1] or found[2]
 
 
 @dataclass(frozen=True)
@@ -108,18 +68,19 @@ class TableRows:
         return values
 
     def words(self, name: str, missing: str) -> NDArray[np.object_]:
-        """A column as words, in the spelling of :func:`spelled`; "" where an entry is missing.
+        """A column as words, in the spelling of :func:`written`; "" where an entry is missing.
 
         Raises:
             DataError: as of :meth:`numbers`, or a float beyond ±2⁵³, whose digits are not its own.
             UndeclaredError: as of :meth:`numbers`.
         """
         entries = self._entries(name)
-        absent = self.declared.get(name, _AS_IT_IS).absent(entries, self.decimal).to_numpy()
-        self._require(name, absent, missing)
-        found = distinct(self.where, entries).to_list()
-        own = {one: spelled(word(one)) for one in set(found)}
-        return np.where(absent, "", np.array([own[one] for one in found], dtype=object))
+        absent = self.declared.get(name, _AS_IT_IS).absent(entries, self.decimal)
+        self._require(name, absent.to_numpy(), missing)
+        found: NDArray[np.object_] = (
+            written(distinct(self.where, entries)).set(absent, "").to_numpy()
+        )
+        return found
 
     def of_persons(self, column: str, most: int) -> TableRows:
         """At most ``most`` rows of each person, chosen by a keyed hash as for training.
@@ -131,9 +92,8 @@ class TableRows:
             DataError: there is no such column, a row has no person, or ``most`` is not from 1 to
                 1000.
         """
-        columns = [map(word, self._entries(name)) for name in self.frame.columns]
-        texts = (map(spelled, row) for row in zip(*columns, strict=True))
-        contents = ("\x1f".join(row).encode() for row in texts)
+        columns = [written(self._entries(name)).fill_null("") for name in self.frame.columns]
+        contents = ("\x1f".join(row).encode() for row in zip(*columns, strict=True))
         mask = kept(contents, self.words(column, "skip").tolist(), most)
         return replace(self, frame=self.frame[np.flatnonzero(mask)])
 
@@ -189,7 +149,7 @@ def rows(records: Any, names: Collection[str], schema: TableSchema | None = None
         where, pieces = str(records.path), records.pieces()
     elif isinstance(records, Mapping):
         try:
-            found = {name: _one_by_one(one) for name, one in records.items() if name in names}
+            found = {name: one_by_one(one) for name, one in records.items() if name in names}
             # Of another column, only the length is read.
             found = found or {name: range(len(records[name])) for name in [*records][:1]}
             pieces = iter([pl.DataFrame(found)])
@@ -209,14 +169,3 @@ def rows(records: Any, names: Collection[str], schema: TableSchema | None = None
     if schema is None or person is None:
         return read
     return read.of_persons(person, schema.records_per_person)
-
-
-def _one_by_one(entries: Any) -> Any:
-    """Entries without a type of their own as text, unless all are words or all are floats."""
-    kind = getattr(entries, "dtype", np.dtype(object))
-    if isinstance(entries, str) or not isinstance(entries, Iterable) or kind != np.dtype(object):
-        return entries
-    held = list(entries)
-    if {type(one) for one in held if one is not None} in ({str}, {float}):
-        return held
-    return pl.Series(map(word, held), dtype=pl.String)

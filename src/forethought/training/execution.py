@@ -16,6 +16,7 @@ from typing import Any, TypedDict, Unpack
 import torch
 from torch import distributed
 
+from forethought.gradients.sharded import of_lost_process
 from forethought.rounds.private_sum import Team, TeamError, present_team
 from forethought.rounds.randomness import Seeds
 from forethought.values.checks import settle, whole
@@ -166,10 +167,6 @@ def launched() -> Iterator[None]:
         distributed.destroy_process_group()
 
 
-# Backends have no error class for a process that is gone; these words occur in their messages.
-_GONE = ("Connection closed", "Connection reset", "Broken pipe", "Timed out", "NCCL")
-
-
 @contextlib.contextmanager
 def all_there(team: Team, folder: Path | None) -> Iterator[None]:
     """Turn the error of a process that is gone into one line that says what to do.
@@ -180,7 +177,7 @@ def all_there(team: Team, folder: Path | None) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        if team.size == 1 or not any(words in str(error) for words in _GONE):
+        if team.size == 1 or not of_lost_process(error):
             raise
         how = (
             "there is no run folder to resume" if folder is None else f"resume the run in {folder}"

@@ -19,7 +19,7 @@ from scipy.special import betaincinv, ndtr, ndtri, softmax
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from forethought.accounting.interval import at_least, at_most
+from forethought.accounting.interval import at_least, at_most, bisected
 from forethought.gradients import BatchDims
 from forethought.gradients.batches import call, filled
 from forethought.gradients.boundary import shards_of
@@ -240,9 +240,15 @@ def share(hits: int, count: int) -> Figure:
 
 
 def _mean(values: NDArray[np.float64], least: float = -math.inf, most: float = math.inf) -> Figure:
-    """A mean over records with the interval of the central limit theorem."""
-    mean, half = float(values.mean()), _Z * float(values.std()) / math.sqrt(len(values))
-    return Figure(mean, max(least, mean - half), min(most, mean + half))
+    """A mean over records with the interval of the central limit theorem.
+
+    With two ends, two more records at each keep a width where all are at one (Agresti and Coull).
+    """
+    mean = float(values.mean())
+    if math.isfinite(most):
+        values = np.append(values, [least, least, most, most])
+    centre, half = float(values.mean()), _Z * float(values.std()) / math.sqrt(len(values))
+    return Figure(mean, max(least, min(mean, centre - half)), min(most, max(mean, centre + half)))
 
 
 def _accuracy(a: HeldOutAnswers) -> Figure:
@@ -256,17 +262,27 @@ def _all_right(a: HeldOutAnswers) -> Figure:
 
 
 def _area(targets: NDArray[Any], scores: NDArray[np.float64]) -> Figure:
-    """Area under the curve with the interval of Hanley and McNeil (1982)."""
+    """Area under the curve, from the least to the largest true area that it is not far from.
+
+    How far an area strays follows from the true one (Hanley and McNeil 1982), so that an area of 1
+    has an interval as well (Newcombe 2006).
+    """
     from sklearn.metrics import roc_auc_score
 
     area = float(roc_auc_score(targets, scores))
     positive = int((targets == 1).sum())
     negative = len(targets) - positive
-    one, two = area / (2 - area), 2 * area * area / (1 + area)
-    variance = area * (1 - area)
-    variance += (positive - 1) * (one - area**2) + (negative - 1) * (two - area**2)
-    width = _Z * math.sqrt(variance / (positive * negative))
-    return Figure(area, max(0.0, area - width), min(1.0, area + width))
+
+    def least(area: float) -> float:
+        def far(true: float) -> bool:
+            other = 1 - true
+            shared = (len(targets) / 2 - 1) * (other / (2 - true) + true / (1 + true))
+            variance = true * other * (1 + shared) / positive / negative
+            return area - true > _Z * math.sqrt(variance)
+
+        return bisected(far, 0.0, area, steps=50)[0]
+
+    return Figure(area, least(area), 1 - least(1 - area))
 
 
 def _each(a: HeldOutAnswers) -> list[tuple[NDArray[Any], NDArray[np.float64]]]:
@@ -369,10 +385,19 @@ def _brier(a: HeldOutAnswers) -> Figure:
 
 
 def _cost(a: HeldOutAnswers) -> Figure | None:
-    """Mean cost of the answers; None if no costs are declared."""
+    """Mean cost of the answers; None if no costs are declared.
+
+    It is a sum over classes of a share times a cost. Its ends lie where those of the shares take
+    it, their squares added (Zou and Donner 2008), so that a mistake that was not met counts too.
+    """
     if not a.costs or a.targets.ndim > 1:
         return None
-    return _mean(np.where(a.chosen == a.targets, 0.0, np.array(a.costs)[a.targets]), 0.0)
+    costs, count = np.array(a.costs), len(a.targets)
+    mean = float(np.where(a.chosen == a.targets, 0.0, costs[a.targets]).mean())
+    wrong = np.bincount(a.targets[a.chosen != a.targets], minlength=len(costs))
+    shares = np.array([astuple(share(int(hits), count)) for hits in wrong])
+    below, above = (np.linalg.norm((shares[:, end] - shares[:, 0]) * costs) for end in (1, 2))
+    return Figure(mean, max(0.0, mean - float(below)), mean + float(above))
 
 
 def _r_squared(a: HeldOutAnswers) -> Figure:
@@ -413,19 +438,39 @@ _DRAWS = 200
 def _resampled(a: HeldOutAnswers, value: Callable[[HeldOutAnswers], float]) -> Figure:
     """A share with a normal interval, by the bootstrap's deviation and bias (Efron 1979).
 
-    Constant answers get no interval.
+    One record of each outcome is added before drawing, so that a sample without a mistake has an
+    interval as well. Constant answers get none.
     """
     own, generator = value(a), np.random.default_rng(0)
     if not math.isfinite(own) or not np.ptp(a.scores, axis=0).any():
         return Figure(own)
+    more = _one_of_each(a)
     drawn = []
     for _ in range(_DRAWS):
-        rows = generator.integers(len(a.targets), size=len(a.targets))
-        chosen = a.chosen[rows] if len(a.chosen) else a.chosen
-        drawn.append(value(HeldOutAnswers(a.targets[rows], a.scores[rows], chosen, a.costs)))
-    half, bias = _Z * float(np.nanstd(drawn)), float(np.nanmean(drawn)) - own
-    low, high = own - bias - half, own - bias + half
+        rows = generator.integers(len(more.targets), size=len(more.targets))
+        some = more.targets[rows], more.scores[rows], more.chosen[rows]
+        drawn.append(value(HeldOutAnswers(*some)))
+    half, base = _Z * float(np.nanstd(drawn)), value(more)
+    bias = float(np.nanmean(drawn)) - base
+    # Around the figure with the added records and without them, for they move it one way.
+    low, high = min(own, base) - bias - half, max(own, base) - bias + half
     return Figure(own, max(0.0, min(own, low)), min(1.0, max(own, high)))
+
+
+def _one_of_each(a: HeldOutAnswers) -> HeldOutAnswers:
+    """The answers, and one right and one wrong answer for both values of every label.
+
+    Of several classes the two that fewest records have, as their figures are known least.
+    """
+    kinds = a.scores.shape[1]
+    if a.targets.ndim == 2:
+        true, said = (np.tile(one, (kinds, 1)).T for one in ([0, 0, 1, 1], [0, 1, 0, 1]))
+        scores = said.astype(np.float64)
+    else:
+        rare = a.there[np.argsort(np.bincount(a.targets)[a.there], kind="stable")[:2]]
+        true, said = np.repeat(rare, 2), np.stack([rare, (rare + 1) % kinds], 1).ravel()
+        scores = np.eye(kinds)[said]
+    return HeldOutAnswers(np.r_[a.targets, true], np.r_[a.scores, scores], np.r_[a.chosen, said])
 
 
 _OF_CLASSES: dict[str, Measure] = {

@@ -83,6 +83,11 @@ from forethought.values.plan import Paid, Payer, Plan, marked, step_sizes
 from forethought.values.use import Averaging, trained_parameters
 
 OWN_LOOP = Caveat("own-loop")
+CHANGED = Caveat(
+    "stated",
+    "the loop changed weights, or tensors among the model's attributes, after the last round: the "
+    "guarantee holds for them only if they follow from released weights and public data",
+)
 FINISHED = "the run is finished"
 
 
@@ -298,8 +303,8 @@ class _Rounds:
                 "not be trained: replace weights (load_state_dict(assign=True) does) before "
                 "forethought.private"
             )
-        names = [name for name in self._left | now if self._left.get(name) != now.get(name)]
-        changed = dict.fromkeys(n if n in (_ATTRIBUTES, _STATE) else _MODEL for n in names)
+        names = (n if n in (_ATTRIBUTES, _STATE) else _MODEL for n in self._changed(now))
+        changed = dict.fromkeys(names)
         if changed:
             raise RoundError(
                 f"{' and '.join(changed)} changed since the last step: what is not released by a "
@@ -376,6 +381,10 @@ class _Rounds:
         columns = every.reshape(self.team.size, -1).T
         return {name: column.tobytes() for name, column in zip(found, columns, strict=True)}
 
+    def _changed(self, now: dict[str, bytes]) -> list[str]:
+        """The names in :meth:`_standing` whose hashes are not those after the last step."""
+        return [name for name in self._left | now if self._left.get(name) != now.get(name)]
+
     def _round(self, found: tuple[Loss, ArrangedRecords]) -> None:
         loss, records = found[0], found[1].settled()
         if found is not self._stated:  # checked before anything is released
@@ -417,21 +426,27 @@ class _Rounds:
         path, team = None if out is None else Path(out), self.team
         team.require_same((self.done, path), "number of rounds or out=")
         folder = None if path is None else RunFolder(path)
-        if folder is not None:
-            team.first(lambda: folder.require_free(overwrite=False))
-        let_go(self.model)
-        self.closed = FINISHED
+        changed = self._changed(self._standing())
+        if buffers := [name for name, _ in self.model.named_buffers() if name in changed]:
+            raise RoundError(
+                f"{_some(buffers)} changed after the last round, as by statistics of private "
+                "records: set back what it was before forethought.private, which no round changes, "
+                "call finish() again, and compute statistics of public records after it"
+            )
+        self.closed = self.closed or "finish() was called"
         self._unmark()
         self._gate.open()
         self.descent.clear()
         # A failed round was released whole or not at all; both are a beginning of the plan.
         transcript.require(self.plan.mechanism, stopped=True)
-        statement = self.statement
+        more = [CHANGED] if {*changed} - {_STATE} else []
         if len(transcript) < self.plan.rounds:
-            early = Caveat("stopped-early", f"{len(transcript)} of {self.plan.rounds}")
-            statement = replace(statement, caveats=(*statement.caveats, early))
-        statement = replace(statement.of_run(transcript.releases()), about=about)
+            more.append(Caveat("stopped-early", f"{len(transcript)} of {self.plan.rounds}"))
+        # Kept for a second call, after a failed write.
+        self.statement = replace(self.statement, caveats=(*self.statement.caveats, *more))
+        statement = replace(self.statement.of_run(transcript.releases()), about=about)
         self.average.hand_over()
+        self._left = self._standing()
         state = {} if folder is None else whole_state(self.model, team.leads)
 
         def ended() -> Statement:
@@ -442,12 +457,13 @@ class _Rounds:
                     folder.save_plan(self.plan)
                 if self._paid is not None:
                     found = in_the_book(self._paid, found, folder, self._paid.begun)
-                    self.over()
                 if folder is not None:
                     found = folder.save_results(state, (), found, transcript)
+                self.over()
             return found
 
         statement = team.first(ended)
+        self.closed = FINISHED
         remember(self.model, statement)
         return Run(self.model, statement, (), self.plan, path, transcript)
 
@@ -562,9 +578,11 @@ class PrivateOptimizer(torch.optim.Optimizer):
             The Run, with the model, its Statement and an empty history.
 
         Raises:
-            RoundError: nothing was released, or the run was finished already.
+            RoundError: nothing was released, the run was finished already, or a buffer of the model
+                changed after the last round.
             TranscriptError: the releases are not those that were accounted.
             RunFolderExistsError: ``out`` is not empty.
+            OSError: ``out`` cannot be written; call it again with another.
         """
         with all_there(self._rounds.team, None):
             return self._rounds.finish(out, about)
@@ -822,6 +840,14 @@ class Deferred:
                 "targets of the same turn of the loop"
             )
         (_, batch), rounds = batches.popitem()
+        match self._what:
+            case FunctionCall(operator.truediv, (_, int(pieces))) if pieces > 1:
+                warnings.warn(
+                    f"the loss of a batch is divided by {pieces}, as where gradients are "
+                    "accumulated, and a round is a whole batch: leave the division out (in "
+                    "accelerate gradient_accumulation_steps=), and give micro_batch= for memory",
+                    stacklevel=2,
+                )
         rounds.take(self, batch)
 
     def __repr__(self) -> str:
@@ -1066,8 +1092,16 @@ class StatedLoss:
         for step in self._steps:
             args = tree_map(of, step.args)
             kwargs = tree_map(of, step.kwargs)
-            with nullcontext() if step.grad else torch.no_grad():
-                values.append(step.function(*args, **kwargs))
+            try:
+                with nullcontext() if step.grad else torch.no_grad():
+                    values.append(step.function(*args, **kwargs))
+            except (RuntimeError, IndexError) as error:
+                if torch._C._are_functorch_transforms_active():
+                    raise  # the example alone tells whether it is the loss's
+                raise DeferredError(
+                    "the loss does not take one example by itself, as a round gives them to it: "
+                    "give each example a value that needs no others"
+                ) from error
         return of(self._result)
 
     def same_as(self, other: object) -> bool:
@@ -1172,7 +1206,7 @@ def stated(
         )
     for call in calls:
         for part in tree_leaves((call.args, call.kwargs)):
-            if isinstance(part, torch.Tensor) and part.requires_grad:
+            if call.grad and isinstance(part, torch.Tensor) and part.requires_grad:
                 raise DeferredError(
                     "the loss holds a parameter, or what was computed from one, besides the "
                     "model's output: a penalty on weights belongs into the optimizer "

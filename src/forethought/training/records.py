@@ -22,7 +22,7 @@ from forethought.data.dataset import EMPTY, PersonRows, by_person
 from forethought.data.files import DataError
 from forethought.gradients import BatchDims, check_model
 from forethought.gradients.batches import LaneBatch, call, losses
-from forethought.gradients.boundary import shards_of
+from forethought.gradients.boundary import own_part, shards_of
 from forethought.gradients.clipped import outputs_in_front, placed
 from forethought.gradients.passes import contributions
 from forethought.gradients.sums import Unused
@@ -91,7 +91,7 @@ _NUMBERS = 1 << 20  # the size of the pieces that are summed
 
 
 class NonFiniteRecordsWarning(UserWarning):
-    """Some records hold values that are not finite: they contribute nothing."""
+    """Some records, or the model's outputs on them, are not finite: they contribute nothing."""
 
 
 def placed_records(
@@ -147,7 +147,7 @@ def require_fit(
     """Refuse records that the model or the default loss cannot take, before anything is released.
 
     The model is called on records of zeros. Labels and finiteness are checked where all records
-    are in memory; the result goes only to the caller.
+    are in memory; the result goes only to the caller. Warns if the outputs on zeros are NaN.
 
     Args:
         tried: cache, form of records → the model's outputs on zeros, for many data holders that
@@ -155,7 +155,7 @@ def require_fit(
 
     Raises:
         ValueError: inputs of a shape that the model does not take, labels that are none of its
-            classes, or targets that are not finite.
+            classes, targets that are not finite, or trained weights that are not.
     """
     tried = {} if tried is None else tried
     form = None
@@ -165,10 +165,9 @@ def require_fit(
         tried[form] = _of_zeros(model, records, name, dims)
     outputs = tried[form]
     check: Callable[[Tensor], None] | None = None
-    scores = outputs if isinstance(outputs, torch.Tensor) and outputs.ndim > 1 else None
-    if loss in (cross_entropy, person_loss) and scores is not None:
-        classes = scores.shape[1 if loss is cross_entropy else -1]
-        check = partial(_require_labels, dims=scores.ndim - 1, classes=classes, name=name)
+    labelled = loss in (cross_entropy, person_loss)
+    if labelled and isinstance(outputs, Tensor) and outputs.ndim > 1:
+        check = partial(_require_labels, shape=outputs.shape, loss=loss, name=name)
     if isinstance(records, DatasetRecords):
         records.check = check  # each batch when it is read
     if not isinstance(records, TensorRecords):
@@ -190,19 +189,33 @@ def require_fit(
             )
 
 
-def _of_zeros(
-    model: torch.nn.Module, records: Records, name: str, dims: BatchDims | None
-) -> object:
+def _of_zeros(model: nn.Module, records: Records, name: str, dims: BatchDims | None) -> object:
+    for parameter, value in model.named_parameters():
+        if value.requires_grad and not bool(torch.isfinite(own_part(value)).all()):
+            raise ValueError(
+                f"{parameter} is not finite, so that no record could contribute: load the weights "
+                "again, or initialise them anew"
+            )
     inputs, _ = blank(records, 2 if mixing_layers(model) else 1)
     try:
         with undisturbed(model), torch.no_grad():
-            return outputs_in_front(call(model, placed(inputs, dims)), dims)
+            outputs = outputs_in_front(call(model, placed(inputs, dims)), dims)
     except (RuntimeError, ValueError, TypeError) as error:
         first_line = str(error).strip().partition("\n")[0]
         raise ValueError(
             f"the model does not take one record of {name}, inputs of {_shapes(inputs)}: "
             f"{first_line}. {_remedy(inputs, first_line)}"
         ) from error
+    leaves = torch.utils._pytree.tree_leaves(outputs)
+    # Only a warning: zeros may be all padding, or have no spread to divide by.
+    if any(isinstance(x, Tensor) and bool(torch.isnan(x).any()) for x in leaves):
+        warnings.warn(
+            "the model's outputs on a record of zeros are NaN, and records with such outputs "
+            "contribute nothing: look for a division by zero or, in half precision, an overflow",
+            NonFiniteRecordsWarning,
+            stacklevel=6,
+        )
+    return outputs
 
 
 # Torch's optimizers whose step of a coordinate depends only on the gradients of that coordinate.
@@ -284,9 +297,15 @@ def _sums_are_finite(values: torch.Tensor) -> bool:
     )
 
 
-def _require_labels(targets: torch.Tensor, dims: int, classes: int, name: str) -> None:
-    if targets.ndim != dims or targets.is_floating_point():
+def _require_labels(targets: Tensor, shape: torch.Size, loss: Loss, name: str) -> None:
+    classes = shape[1 if loss is cross_entropy else -1]
+    if targets.ndim != len(shape) - 1 or (loss is person_loss and targets.is_floating_point()):
         return  # values, or labels of another form, which the loss judges
+    if targets.is_floating_point():
+        raise ValueError(
+            f"targets in {name} are decimals where the loss takes labels: give whole numbers "
+            "(targets.long())"
+        )
     targets = targets[targets != IGNORED]
     if not targets.numel():
         return

@@ -170,8 +170,7 @@ class Loop:
         spent = epsilon_at(statement, [first + count for count in logged])
         self._epsilon = {count: spent[first + count] for count in logged}
         # This process's count since the last sum over processes, and the sum of all before.
-        device = self.private.layout.device
-        self._own_non_finite = torch.zeros((), dtype=torch.int64, device=device)
+        self._own_non_finite = torch.zeros((), dtype=torch.int64, device=self.private.layout.device)
         self._non_finite = 0
         self._slowed, self._last_accuracy = 1.0, 0.0  # of the schedule "drops"
 
@@ -777,7 +776,13 @@ def in_the_book(
 
 def _begun(task: Task) -> tuple[RunSecrets, Checkpoint | None, dict[str, Any]]:
     """Keys, checkpoint and settings of the continued run; of a new run without a checkpoint."""
-    keys, settings = RunSecrets.draw(task.seeds), _settings(task)
+    keys = RunSecrets.draw(task.seeds)
+    # A continued run keeps its own, even if the call has others.
+    settings = {
+        "log_every": task.execution.log_every or max(1, round(task.plan.rounds / ROWS)),
+        "diagnostics": task.diagnostics,
+        "caveats": [caveat.to_dict() for caveat in task.caveats],
+    }
     if task.resume and task.folder is not None:
         begun = continued(task.folder, task.plan)
         if begun is not None:
@@ -829,15 +834,6 @@ def randomness(plan: Plan, secrets: Secrets, prepared: Prepared | None = None) -
     """The source of the random numbers, for the Statement."""
     seeded = secrets.seeded_noise or (prepared is not None and prepared.seeded)
     return Randomness(seeded, secrets.seeded_sampling, plan.noise == "grid")
-
-
-def _settings(task: Task) -> dict[str, Any]:
-    """The settings that a continued run keeps, even if the call has others."""
-    return {
-        "log_every": task.execution.log_every or max(1, round(task.plan.rounds / ROWS)),
-        "diagnostics": task.diagnostics,
-        "caveats": [caveat.to_dict() for caveat in task.caveats],
-    }
 
 
 def _rounds(loop: Loop, checkpointer: Checkpointer | None, task: Task) -> None:

@@ -84,6 +84,7 @@ from forethought.training.records import (
     form_of,
     of_rows,
     opened,
+    require_fit,
     require_within_budget,
     uncentred,
     usual_loss,
@@ -183,7 +184,8 @@ def tune(  # noqa: C901, PLR0915
             ``"public"`` or ``"unprotected"`` scoring.
         score_noise: standard deviation of the noise on the count. Default: the smallest at which
             held-out records cost no more than training records.
-        loss, files, about, execution, short: as in :func:`forethought.train`.
+        loss, files, about, execution, short: as in :func:`forethought.train`; only with
+            ``log_every=`` are there rows before the last, each with the ε of the search.
         out: run folder of the best trial. Nothing is written before the search ends, so that no
             trace of other trials is left; an interrupted search starts again.
         overwrite: replace a run in ``out``.
@@ -212,6 +214,9 @@ def tune(  # noqa: C901, PLR0915
     require_payer(ledger)
     function("loss", loss)
     function("progress", progress)
+    function("score", score)
+    if isinstance(make_model, torch.nn.Module) or not callable(make_model):
+        raise TypeError("make_model must be a function that builds a new model for each trial")
     plans = _candidates(candidates)
     if scoring == "public" and score is None and holdout is None and isinstance(data, LoadedData):
         raise CoincidingRecordsError(
@@ -274,6 +279,7 @@ def tune(  # noqa: C901, PLR0915
         first, size, same = tasks[plans[0]], 1, False
         if score is None:
             held = as_records(holdout, *form_of(probe), "holdout")
+            require_fit(probe, first.loss, held, "holdout")
             same = coincide(as_rows(first.records, probe), held, "holdout")
             if scoring == "public" and same:
                 require_public((COINCIDE,), "holdout", "scoring='unprotected'")
@@ -283,7 +289,8 @@ def tune(  # noqa: C901, PLR0915
                     "normalisation mixes records: give public ones as holdout= with "
                     "scoring='public'"
                 )
-            score, size = _counting(probe, held, first.loss, scoring), len(held)
+            score, size = _counting(held, first.loss, scoring), len(held)
+        _value(score, probe)  # what is wrong with a score is said before a trial is paid
         secrets = Secrets.draw(seeds)
         named = (*trained_before(probe, None), *((COINCIDE,) if same else ()))
         # Before the first trial, to refuse a mechanism that no theorem covers.
@@ -298,7 +305,7 @@ def tune(  # noqa: C901, PLR0915
         best, scores = None, BoundNoise(secrets.noise, "score")
         made = _trials(make_model, tasks, plans, trials, secrets, seeds, progress)
         for trial, found in enumerate(made):
-            value = float(score(found.model))
+            value = _value(score, found.model)
             if score_noise and found.transcript is not None:
                 right = round(value * size)
                 told = encoded((trial, score_noise, found.plan.noise))
@@ -344,13 +351,13 @@ def _trials(
                 "make_model gave weights that an earlier trial trained, such as the same model "
                 "twice or a part that models share: it must build everything anew, or freeze it"
             )
-        device = tasks[plan].execution.device
-        if device is not None:
-            model.to(usable(device))
+        execution = tasks[plan].execution
+        if execution.device is not None:
+            model.to(usable(execution.device))
         task = replace(
             tasks[plan],
             model=model,
-            execution=replace(tasks[plan].execution, log_every=plan.rounds),
+            execution=replace(execution, log_every=execution.log_every or plan.rounds),
             seeds=seeds.part(trial),
             diagnostics=False,
             progress=None if progress is None else partial(progress, trial),
@@ -388,9 +395,10 @@ def _best(
         statement = in_the_book(paid, statement, folder)
     # The ε of one trial is not that of the search.
     accuracy = None if math.isnan(value) else value
-    last = replace(run.history[-1], epsilon=statement.epsilon.upper, accuracy=accuracy)
+    rows = [replace(row, epsilon=statement.epsilon.upper) for row in run.history]
+    rows[-1] = replace(rows[-1], accuracy=accuracy)
     plan = with_caveats(run.plan, (SEARCH_ALONE,))
-    shown = Run(of_rows(run.model), statement, (last,), plan, path_of(folder), run.transcript)
+    shown = Run(of_rows(run.model), statement, tuple(rows), plan, path_of(folder), run.transcript)
     if folder is not None:
         folder.add(files)
         folder.save_plan(plan)
@@ -453,8 +461,17 @@ def _statement(
     )
 
 
-def _counting(model: torch.nn.Module, records: Records, loss: Loss, scoring: Scoring) -> Score:
-    """The share of right answers as a score; evaluated once on an untrained model as a check."""
+def _value(score: Score, model: torch.nn.Module) -> float:
+    """The score of a model. Raises TypeError: it is no number."""
+    found = score(model)
+    try:
+        return float(found)
+    except (TypeError, ValueError):
+        raise TypeError(f"score must return a number, not {found!r}") from None
+
+
+def _counting(records: Records, loss: Loss, scoring: Scoring) -> Score:
+    """The share of right answers as a score."""
 
     def share(model: torch.nn.Module) -> float:
         if scoring == "noised":
@@ -467,7 +484,6 @@ def _counting(model: torch.nn.Module, records: Records, loss: Loss, scoring: Sco
             )
         return accuracy
 
-    share(model)
     return share
 
 
@@ -622,12 +638,6 @@ class PhaseState:
         plan = self.plan.remade(mechanism=self.mechanism, not_covered=uses)
         return account(plan, randomness=self.randomness, accountant=self.filter.details())
 
-    def history(self, statement: Statement) -> tuple[Metrics, ...]:
-        """All rows of the history, each with the ε of everything up to it."""
-        rows = [row for phase in self.phases for row in phase.history]
-        spent = epsilon_at(statement, sorted({row.round for row in rows}))
-        return tuple(replace(row, epsilon=spent[row.round]) for row in rows)
-
     def result(
         self, model: torch.nn.Module, folder: RunFolder | None, diagnostics: bool
     ) -> PhasedRun:
@@ -644,10 +654,12 @@ class PhaseState:
         # All phases fixed in advance are accounted; a run may have stopped after some of them.
         self.transcript.require(statement.mechanism, stopped=self.filter is None)
         statement = statement.of_run(self.transcript.releases())
+        rows = [row for phase in self.phases for row in phase.history]
+        spent = epsilon_at(statement, sorted({row.round for row in rows}))
         return PhasedRun(
             model,
             statement,
-            self.history(statement),
+            tuple(replace(row, epsilon=spent[row.round]) for row in rows),
             plan,
             path_of(folder),
             self.transcript,
@@ -980,12 +992,13 @@ def _phase_task(task: Task, state: PhaseState, index: int) -> Task:
     part = Mechanism(rounds, adjacency=state.plan.mechanism.adjacency)
     total, tell = max(len(state.plan.mechanism), state.total), task.progress
     folder = None if task.folder is None else RunFolder(_place(task.folder, index))
+    every = task.execution.log_every or max(1, math.ceil(len(part) / ROWS))
     return replace(
         task,
         plan=state.plan.remade(mechanism=part),
         folder=folder,
         files={},
-        execution=replace(task.execution, log_every=max(1, math.ceil(len(part) / ROWS))),
+        execution=replace(task.execution, log_every=every),
         seeds=task.seeds.part(index),
         # There is a phase to continue, or to read back.
         resume=folder is not None and (folder.checkpoint.is_dir() or folder.finished),

@@ -29,12 +29,14 @@ class Kind:
         sentence: the printed words, without a full stop; ``{detail}`` stands for the detail.
         reason: why it matters, or the theorem or source behind it.
         earlier: the sentence in statements before schema 4, if it was different.
+        statistics: the sentence on a page about statistics, if it is different.
     """
 
     role: Role
     sentence: str
     reason: str
     earlier: str = ""
+    statistics: str = ""
 
     @property
     def detailed(self) -> bool:
@@ -153,10 +155,10 @@ def caveats(values: Iterable[Caveat | str]) -> tuple[Caveat, ...]:
     """Each value as a :class:`Caveat`, once, in the order in which Statements print them.
 
     Raises:
-        TypeError: one string instead of several, or a value that is no caveat.
+        TypeError: one string or another thing instead of several, or a value that is no caveat.
     """
-    if isinstance(values, str):
-        raise TypeError(f"give several caveats, for example ({values!r},), not one string")
+    if isinstance(values, str) or not isinstance(values, Iterable):
+        raise TypeError(f"give several caveats, such as ('means of the columns',), not {values!r}")
     found = dict.fromkeys(caveat(value) for value in values)
     return tuple(sorted(found, key=lambda item: _ORDER[item.code]))
 

@@ -31,7 +31,10 @@ def real(
     """
     if isinstance(value, bool) or not hasattr(value, "__float__"):
         raise TypeError(f"{name} must be a number, not {type(value).__name__}")
-    number = float(value)
+    try:
+        number = float(value)
+    except (TypeError, ValueError, RuntimeError, OverflowError):  # several numbers, or a huge one
+        number = math.nan
     if (
         not math.isfinite(number)
         or (above is not None and not number > above)
@@ -77,6 +80,18 @@ def instance(name: str, value: object, kind: type[_Kind]) -> _Kind:
     if not isinstance(value, kind):
         raise TypeError(f"{name} must be a forethought.{kind.__name__}, not {type(value).__name__}")
     return value
+
+
+def require_parts(value: object, kinds: Mapping[str, type[Any]]) -> None:
+    """Raise a TypeError if a field is not of its class; None will do where it is the default.
+
+    Args:
+        value: of a dataclass. kinds: name of a field → its class.
+    """
+    for name, kind in kinds.items():
+        found, default = getattr(value, name), getattr(type(value), name, value)
+        if not isinstance(found, kind) and not (found is None is default):
+            raise TypeError(f"{name} must be of the class {kind.__name__}, not {found!r}")
 
 
 def function(name: str, value: object) -> None:

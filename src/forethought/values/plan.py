@@ -35,7 +35,7 @@ from typing import (
 
 from forethought.values import serialisation
 from forethought.values.caveats import Caveat, caveats, choice, still_chosen
-from forethought.values.checks import one_of, real, settle, whole
+from forethought.values.checks import one_of, real, require_parts, settle, whole
 from forethought.values.mechanism import (
     Adjacency,
     Augmentation,
@@ -498,6 +498,9 @@ class Round:
         )
 
 
+_OPTIONAL = {"budget": Budget, "preparation": Preparation, "augmentation": Augmentation}
+
+
 @dataclass(frozen=True)
 class Privacy:
     """The releases of a run: all that its guarantee depends on.
@@ -533,13 +536,12 @@ class Privacy:
     augmentation: Augmentation | None = None
 
     def __post_init__(self) -> None:
+        require_parts(self, {"mechanism": Mechanism, "clip": Clip, **_OPTIONAL})
         settle(self, records_per_person=whole("records_per_person", self.records_per_person))
         if self.records_per_person > 1 and isinstance(self.contribution, Persons):
             raise ValueError(
                 "the examples of these contributions are persons already: drop records_per_person"
             )
-        if not isinstance(self.mechanism, Mechanism):
-            raise TypeError("mechanism must be a forethought.Mechanism")
         settle(self, examples=whole("examples", self.examples))
         settle(self, delta=real("delta", self.delta, above=0, below=1))
         one_of("noise", self.noise, NOISES)
@@ -547,7 +549,12 @@ class Privacy:
             raise TypeError(
                 f"contribution must be one of {', '.join(CONTRIBUTIONS)}, not {self.contribution!r}"
             )
-        self._require_augmentable()
+        if self.augmentation is not None and not self.contribution.alterable:
+            raise ValueError(
+                "augment= averages gradients of altered copies before clipping, which goes with "
+                f"examples, groups and persons, not with {self.contribution.kind!r} contributions: "
+                "drop it, or local="
+            )
         kinds = {part.clipping for part in self.mechanism}
         if len(kinds) > 1:
             raise ValueError("all rounds of a plan clip the same kind of contribution")
@@ -576,18 +583,6 @@ class Privacy:
                     "correlated noise goes with noise='gaussian' and a fixed clip norm: on a grid, "
                     "or with the rule 'quantile', rounds do not cancel each other's noise"
                 )
-
-    def _require_augmentable(self) -> None:
-        if not isinstance(self.augmentation, Augmentation | None):
-            raise TypeError(
-                f"augmentation must be a forethought.Augmentation, not {self.augmentation!r}"
-            )
-        if self.augmentation is not None and not self.contribution.alterable:
-            raise ValueError(
-                "augment= averages gradients of altered copies before clipping, which goes with "
-                f"examples, groups and persons, not with {self.contribution.kind!r} contributions: "
-                "drop it, or local="
-            )
 
     @cached_property
     def accounted(self) -> Mechanism:
@@ -684,8 +679,8 @@ class Privacy:
         serialisation.exact_keys("privacy", known, {field.name for field in fields(cls)})
         known["mechanism"] = Mechanism.from_dict(known["mechanism"])
         known["clip"] = serialisation.build(Clip, known["clip"])
-        for kind in (Budget, Preparation, Augmentation):
-            if known[name := kind.__name__.lower()] is not None:
+        for name, kind in _OPTIONAL.items():
+            if known[name] is not None:
                 known[name] = serialisation.build(kind, known[name])
         known["contribution"] = serialisation.of_kind(
             CONTRIBUTIONS, known["contribution"], "contribution"
@@ -838,10 +833,18 @@ class Plan(serialisation.Stored):
                     f"a plan has no argument {name!r}: rounds, batches and noise follow from its "
                     "mechanism, the clip norm from its clip. Plan again with forethought.plan"
                 )
+        if not isinstance(use, ReleaseUse):
+            raise TypeError(f"use must be that of another plan, such as plan.use, not {use!r}")
+        try:
+            pairs = tuple((str(what), str(why)) for what, why in reasons)
+        except (TypeError, ValueError):
+            raise TypeError(
+                f"reasons must be pairs of a number's name and why, not {reasons!r}"
+            ) from None
         privacy = Privacy(mechanism, examples, delta, clip, contribution, **of_privacy)
         settle(self, privacy=privacy, use=replace(use, **given))
         settle(self, hyperparameters=choice(hyperparameters), not_covered=caveats(not_covered))
-        settle(self, reasons=tuple((str(what), str(why)) for what, why in reasons))
+        settle(self, reasons=pairs)
 
     @property
     def local(self) -> Local | None:
@@ -879,15 +882,17 @@ class Plan(serialisation.Stored):
     @property
     def mean_batch(self) -> float:
         """The mean over the run of expected batch sizes; :attr:`batch` where all are equal."""
-        return self.epochs * self.examples / self.rounds
+        return self.privacy.examples_before(self.rounds) / self.rounds
 
     @property
     def epochs(self) -> float:
         """The expected number of passes over the data in the whole run."""
-        sizes = (
-            part.count * part.sampling.expected_batch(self.examples)
-            for part in self.privacy.mechanism
-        )
+        sizes = []
+        for part in self.privacy.mechanism:
+            # A dealt epoch holds every record once, also where its last batch is short.
+            length = part.sampling.rounds_per_epoch
+            dealt, rest = divmod(part.count, length) if part.sampling.redealt else (0, part.count)
+            sizes.append(dealt * self.examples + rest * part.sampling.expected_batch(self.examples))
         return math.fsum(sizes) / self.examples
 
     def round_at(self, index: int) -> Rounds:

@@ -14,7 +14,7 @@ from functools import partial
 from itertools import pairwise
 from typing import Any, ClassVar, Literal, get_args
 
-from forethought.values.checks import frozen, one_of, real, settle, whole
+from forethought.values.checks import frozen, one_of, real, require_parts, settle, whole
 from forethought.values.serialisation import build, entries, exact_keys, plain
 
 Options = Mapping[str, Any]
@@ -488,6 +488,15 @@ class GradientFilter:
         return max(1.0, rounds / 100) if self.delay is None else self.delay
 
 
+_PARTS: dict[str, type[Any]] = {
+    "optimizer": Optimizer,
+    "schedule": Schedule,
+    "averaging": Averaging,
+    "assumed": Assumed,
+    "gradient_filter": GradientFilter,
+}
+
+
 @dataclass(frozen=True)
 class ReleaseUse:
     """The use of the noised means of a run.
@@ -497,6 +506,9 @@ class ReleaseUse:
         averaging: the average of the iterates that is reported.
         assumed: the model that the planner assumed; None: no number depends on a model's size.
         gradient_filter: filter of noised means before the optimizer; None: none.
+
+    Raises:
+        TypeError: a part of another class.
     """
 
     optimizer: Optimizer = Optimizer()
@@ -504,6 +516,9 @@ class ReleaseUse:
     averaging: Averaging = Averaging()
     assumed: Assumed | None = None
     gradient_filter: GradientFilter | None = None
+
+    def __post_init__(self) -> None:
+        require_parts(self, _PARTS)
 
     def to_dict(self) -> dict[str, Any]:
         """A JSON-ready mapping; :meth:`from_dict` reads it back."""
@@ -517,12 +532,3 @@ class ReleaseUse:
         exact_keys("use", values, _PARTS)
         parts = {name: part for name, part in values.items() if part is not None}
         return cls(**{name: build(_PARTS[name], part) for name, part in parts.items()})
-
-
-_PARTS: dict[str, type[Any]] = {
-    "optimizer": Optimizer,
-    "schedule": Schedule,
-    "averaging": Averaging,
-    "assumed": Assumed,
-    "gradient_filter": GradientFilter,
-}

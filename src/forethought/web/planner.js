@@ -21,6 +21,8 @@ let waiting = false, asked = false, start = {}, later = 0;
 
 const short = (x) => x >= 10000 ? Math.round(x).toLocaleString("en") :
   Number(x.toPrecision(3)).toString();
+// What is counted is shown to the last digit.
+const counted = (x) => x.toLocaleString("en", { maximumFractionDigits: 0 });
 const about = (x) => short(Number(x.toPrecision(2)));
 
 // What reads as a bound is rounded up.
@@ -36,10 +38,14 @@ function duration(seconds) {
   return seconds < 7200 ? `${about(seconds / 60)} min` : `${about(seconds / 3600)} h`;
 }
 
-// The field holds the number; the slider is another way to write into it.
+// The field holds the number; the slider is another way to write into it. A comma counts only
+// between thousands: elsewhere it may be a decimal one. What is no number is sent as it is, so that
+// the server refuses it.
 function number(name) {
-  const { scale = 1 } = SETTINGS[name], text = byId(name).value.replace(/[,\s]/g, "");
-  return text === "" ? null : Number(text) / scale;
+  const { scale = 1 } = SETTINGS[name], text = byId(name).value.trim();
+  const thousands = /^[1-9]\d{0,2}([,\s]\d{3})+(\.\d+)?$/.test(text);
+  const found = Number(thousands ? text.replace(/[,\s]/g, "") : text) / scale;
+  return text === "" ? null : Number.isFinite(found) ? found : text;
 }
 
 function fromSlider(name) {
@@ -55,12 +61,11 @@ const written = (x) => x >= 10000 ? x.toLocaleString("en", { maximumFractionDigi
   String(Number(x.toPrecision(12)));
 
 function place(name) {
-  const { ends: [least, most], log, open, scale = 1 } = SETTINGS[name], wanted = number(name);
+  const { ends: [least, most], log, open } = SETTINGS[name], wanted = number(name);
   const slider = byId(`${name}-slider`);
-  if (wanted === null || !(wanted > 0)) slider.value = slider.min;
+  if (!(wanted > 0)) slider.value = slider.min;
   else slider.value = log ? Math.log(wanted / least) / Math.log(most / least) : wanted;
-  slider.setAttribute("aria-valuetext", wanted === null ? open || "nothing" :
-    written(wanted * scale));
+  slider.setAttribute("aria-valuetext", byId(name).value || open || "nothing");
 }
 
 function settings() {
@@ -158,8 +163,10 @@ function draw(found) {
     `groups of ${found.together} records` : "records";
   const [alarm, power] = found.attack[1];
   byId("answer").classList.remove("stale");
+  // Else the presence of a record is known; only its content is hidden.
+  const finds = found.adjacency === "add-or-remove" ? "finds" : "recognises, by what they say,";
   byId("privacy").textContent = `Privacy: of 100 ${unit}, an attacker who knows all the others ` +
-    `finds at most ${ofHundred(power)}, if ${Math.round(100 * alarm)} in 100 may be suspected ` +
+    `${finds} at most ${ofHundred(power)}, if ${Math.round(100 * alarm)} in 100 may be suspected ` +
     `wrongly; guessing finds ${Math.round(100 * alarm)}.`;
   drawCost(found);
   const whom = found.together > 1 ? `for any ${found.together} records together` :
@@ -167,10 +174,10 @@ function draw(found) {
   const tried = byId("time") ? byId("time").textContent : "…";
   byId("numbers").replaceChildren(
     fact("ε, certified", atMost(found.epsilon), `δ ${found.delta.toExponential(1)}, ${whom}`),
-    fact("rounds", short(found.rounds), `${short(found.epochs)} epochs`),
-    fact("batch", short(found.batch), `${found.unit}, expected`),
+    fact("rounds", counted(found.rounds), `${short(found.epochs)} epochs`),
+    fact("batch", counted(found.batch), `${found.unit}, expected`),
     fact("noise multiplier σ", Number(found.sigma.toPrecision(4)).toString(),
-      `of ${short(found.examples)} ${found.unit}`),
+      `of ${counted(found.examples)} ${found.unit}`),
     ...(start.job ? [fact("time here", tried, "tried on synthetic records", "time")] : []));
   drawAttack(found.attack);
   byId("reasons").replaceChildren(...found.reasons.map(([what, why]) => {

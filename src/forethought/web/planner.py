@@ -162,6 +162,7 @@ def shown(settings: Settings, loaded: Loaded | None = None) -> dict[str, Any]:
         "rounds": made.rounds,
         "epochs": made.epochs,
         "examples": made.examples,
+        "adjacency": made.mechanism.adjacency,
         "unit": "persons" if made.examples != settings.records else "records",
         "together": group,
         "cost": cost,
@@ -220,11 +221,6 @@ def _worth(noise: float, others: list[tuple[float, float]]) -> float | None:
 
 def _cost(one: Forecast) -> dict[str, Any]:
     """The forecast and the loss on public tables, JSON-ready."""
-    measured = one.measured
-    return {
-        "without": one.without,
-        "expected": one.expected,
-        "lost": one.lost,
-        "records_needed": one.records_needed,
-        "measured": None if measured is None else [measured.most, measured.runs],
-    }
+    measured = one.measured and [one.measured.most, one.measured.runs]
+    names = ("without", "expected", "lost", "records_needed")
+    return {"measured": measured, **{name: getattr(one, name) for name in names}}

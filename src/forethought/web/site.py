@@ -30,7 +30,7 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forethought.jobs.job import PERSON, to_toml
+from forethought.jobs.job import PERSON, from_file, to_toml
 from forethought.web.planner import SettingError, Settings, seconds, shown
 
 if TYPE_CHECKING:
@@ -113,7 +113,6 @@ def beginning(job_file: Path | None, folder: Path, data_dir: Path | None) -> tup
     """
     if job_file is None:
         return Place(folder), Settings()
-    from forethought.jobs.job import from_file
     from forethought.jobs.load import load_job
 
     loaded = load_job(from_file(job_file), data_dir)
@@ -130,8 +129,9 @@ def beginning(job_file: Path | None, folder: Path, data_dir: Path | None) -> tup
     # A saved job may have other numbers, so it does not keep the choices made for these.
     own = loaded.read[0].job if loaded.read else job
     tables = own.model_dump(mode="json", exclude_unset=True, exclude_none=True)
-    chosen = (f"Chosen: {one}" for one in loaded.request.settled)
-    notes = (*chosen, *((loaded.advice,) if loaded.advice else ()))
+    notes = tuple(f"Chosen: {one}" for one in loaded.request.settled)
+    notes += tuple(f"Not here: {one}" for one in loaded.request.aside)
+    notes += (loaded.advice,) if loaded.advice else ()
     if job.budget.epsilon is None:
         notes = (*notes, "the job gives no epsilon: the budget here takes the place of its noise")
     return Place(folder, tables, notes, loaded), start
@@ -218,12 +218,11 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         length = self.headers.get("Content-Length", "")
-        body = b""
-        if length.isascii() and length.isdigit() and int(length) <= _LONGEST:
-            body = self.rfile.read(int(length))
-        else:
+        fits = bool(re.fullmatch("[0-9]{1,5}", length)) and int(length) <= _LONGEST
+        body = self.rfile.read(int(length)) if fits else b""
+        if not fits:
             self.close_connection = True
-        refused = self._refused(length)
+        refused = self._refused(fits)
         if refused is not None:
             self._tell(*refused)
             return
@@ -239,7 +238,7 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             self._send(HTTPStatus.OK, "application/json", json.dumps(found).encode())
 
-    def _refused(self, length: str) -> tuple[HTTPStatus, str] | None:
+    def _refused(self, fits: bool) -> tuple[HTTPStatus, str] | None:
         """The reason why a request gets no answer; None: it gets one."""
         given = self.headers.get("X-Forethought-Token", "")
         origin = self.headers.get("Origin")
@@ -249,7 +248,7 @@ class _Handler(BaseHTTPRequestHandler):
             return HTTPStatus.FORBIDDEN, "asked by another site's page"
         if not hmac.compare_digest(given.encode(), self.server.token.encode()):
             return HTTPStatus.FORBIDDEN, "open the whole address that forethought ui printed"
-        if not length.isdigit() or int(length) > _LONGEST:
+        if not fits:
             return HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "too long"
         if self.headers.get("Content-Type") != "application/json":
             return HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "send JSON"
