@@ -540,7 +540,7 @@ class Table:
             self._names(tuple(scan.collect_schema().names()))
             total = int(scan.select(pl.len()).collect().item())
             for start in range(0, total, _ROWS):
-                yield _with_entries(scan.slice(start, _ROWS).collect())
+                yield with_entries(scan.slice(start, _ROWS).collect())
 
     def _excel(self) -> Iterator[pl.DataFrame]:
         with self._reported("Excel"):
@@ -557,7 +557,7 @@ class Table:
                 )
                 for name in mixed
             ).filter(~pl.all_horizontal(pl.all().is_null()))
-        yield _with_entries(frame)
+        yield with_entries(frame)
 
     def _sheet(self, kinds: dict[str, Any]) -> pl.DataFrame:
         # No type inference: a column of an Excel sheet may mix numbers and words.
@@ -596,7 +596,7 @@ _NO_ENTRY = {
 NO_ENTRY = frozenset(_NO_ENTRY.values())
 
 
-def _with_entries(frame: pl.DataFrame) -> pl.DataFrame:
+def with_entries(frame: pl.DataFrame) -> pl.DataFrame:
     """The frame with durations in seconds, words as text, and a word for each other entry."""
     changed = []
     for name, kind in frame.schema.items():

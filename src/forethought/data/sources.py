@@ -70,7 +70,7 @@ def load_npz(
         labels = Labels(f"{path}, {wanted[1]}", raw, declared)
     splits = []
     for x, y, values in zip(wanted[::2], wanted[1::2], targets, strict=True):
-        inputs = _inputs(f"{path}, {x}", arrays[x])
+        inputs = array_inputs(f"{path}, {x}", arrays[x])
         if len(inputs) != len(values):
             found = f"{len(inputs)} examples in {x} and {len(values)} in {y}"
             raise DataError.unexpected(path, found, "as many of each")
@@ -135,7 +135,7 @@ def load_records(path: Path) -> NDArray[np.float32]:
             found = f"the arrays {', '.join(arrays) or 'of none'}"
             raise DataError.unexpected(path, found, "x_test or x")
         inputs = arrays[key]
-    return _inputs(str(path), inputs)
+    return array_inputs(str(path), inputs)
 
 
 def shape_read(shape: tuple[int, ...], dtype: np.dtype[Any]) -> tuple[int, ...]:
@@ -184,7 +184,7 @@ def _archive(path: Path) -> dict[str, NDArray[Any]]:
         ) from error
 
 
-def _inputs(where: str, inputs: NDArray[Any]) -> NDArray[np.float32]:
+def array_inputs(where: str, inputs: NDArray[Any]) -> NDArray[np.float32]:
     """An array of records as float32; uint8 values are pixels."""
     if inputs.ndim < 2 or inputs.dtype.kind not in "biuf":
         found = f"{inputs.dtype} of shape {inputs.shape}"

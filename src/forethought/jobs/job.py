@@ -521,7 +521,8 @@ class DataSection(_Section):
         "True if they were taken from the file, as init does; the Statement says so.", False
     )
     missing: Literal["refuse", "middle", "category", "drop-column"] | None = _key(
-        "Meaning of a missing entry, where a column does not say. Default: `refuse`."
+        "Meaning of a missing entry, where a column does not say; `drop-column` is of one column. "
+        "Default: `refuse`."
     )
     missing_label: Literal["refuse", "drop"] | None = _key(
         "Whether a row without a label is left out. Default: `refuse`."

@@ -17,8 +17,8 @@ from forethought.accounting.statement import Statement, content_hash
 from forethought.data import DataError, Encoder
 from forethought.data.columns import Outside
 from forethought.data.features import features_of
-from forethought.data.files import Table, _with_entries, kind_of, required
-from forethought.data.sources import _inputs, load_records
+from forethought.data.files import Table, kind_of, required, with_entries
+from forethought.data.sources import array_inputs, load_records
 from forethought.jobs.job import JobError
 from forethought.jobs.load import PREPARED, ModelCard
 from forethought.models import build
@@ -204,8 +204,8 @@ class Predictor:
         if isinstance(records, str | Path):
             return np.concatenate(list(self._read(Path(records))))
         if self.card.encoder is None:
-            return self._array(_inputs("the records", np.asarray(records)))
-        frame = _with_entries(_frame_of(records, self._encoder()))
+            return self._array(array_inputs("the records", np.asarray(records)))
+        frame = with_entries(_frame_of(records, self._encoder()))
         return np.concatenate(list(self._encoded([frame], "the records")))
 
     def _encoded(self, pieces: Iterable[pl.DataFrame], where: str) -> Iterator[NDArray[np.float32]]:
