@@ -93,7 +93,7 @@ class Quantiles(_OfSums, kinds.OfRange):
     Args:
         column: a column of numbers.
         range: lowest and highest number, declared.
-        at: the shares of records below, each in [0, 1].
+        at: the shares of records below, each in [0, 1] and given once.
         bins: number of bins of equal width; they are the resolution of the quantiles.
     """
 

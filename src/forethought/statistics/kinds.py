@@ -441,8 +441,8 @@ class Histogram(OfColumn):
         categories: the words that are counted; "1", "1.0" and "true" are the same word.
         other: True counts all other words together.
         range: lowest and highest number, divided into ``bins``; numbers beyond it count in the
-            first and the last bin.
-        bins: number of bins.
+            first and the last bin. A histogram has categories or a range.
+        bins: number of bins of a range.
     """
 
     categories: Any = ()

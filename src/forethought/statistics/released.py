@@ -342,8 +342,8 @@ def request(
 
     Raises:
         ValueError, TypeError: a statistic is declared wrongly, or both a budget and noise
-            multipliers are given, or neither; another group than the schema's; or a schema that
-            drops records without a label.
+            multipliers are given, or neither; weights, and no budget to share; another group than
+            the schema's; or a schema that drops records without a label.
     """
     group = _of_one_person(schema, group)
     asked = _made(statistics, schema)
