@@ -21,13 +21,7 @@ from forethought.accounting.statement import Randomness, Statement
 from forethought.exchange.events import Compute, Computed
 from forethought.exchange.keys import POLICY, POLICY_SCHEMA, ROSTER, Keys, Roster
 from forethought.exchange.messages import SERVER, Endpoint, Leave, Vector
-from forethought.exchange.storage import (
-    LEDGER,
-    ClientLedger,
-    FolderStorage,
-    MemberWitness,
-    Storage,
-)
+from forethought.exchange.storage import LEDGER, ClientLedger, FolderStorage, MemberWitness
 from forethought.federated.client import ClientMachine
 from forethought.federated.federation import Federation, FederationError, require_roster
 from forethought.federated.secure_aggregation.client import SecureClient
@@ -218,7 +212,7 @@ class _Part:
 
 
 def _paid_rounds(agreed: Federation | Gossip, me: int, rounds: int) -> int:
-    """How many reserved rounds are among the first ``rounds`` of a plan.
+    """The number of reserved rounds among the first ``rounds`` of a plan.
 
     A client reserves the rounds of its own phases. Of those it pays all up to the last one that it
     released, also if it left some out: they may have less noise than the earlier ones.
@@ -369,7 +363,7 @@ def take_part_as_client(
         return part.took(made, plain(policy), files, *ended)
 
 
-def _next_life(storage: Storage) -> int:
+def _next_life(storage: FolderStorage) -> int:
     """A number for this process above those of all earlier ones, whatever the clock says."""
     life = max(time.time_ns(), int(storage.read(LIFE) or 0) + 1)
     storage.replace(LIFE, str(life).encode())

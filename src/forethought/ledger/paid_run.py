@@ -499,13 +499,13 @@ class PaidRun:
         self._recorded, self._noted = True, rounds
         if rounds >= self._before:
             return
-        # Each of these was said after the record had the round.
-        said = (
+        # Each of these was written after the record had the round.
+        counts = (
             entry.values.get("begun" if entry.kind == "mark" else "rounds", 0)
             for entry in self.book.entries()
             if entry.kind in ("mark", "settle") and entry.values["reservation"] == self.number
         )
-        if (known := max(said, default=0)) > rounds:
+        if (known := max(counts, default=0)) > rounds:
             raise BookError(
                 f"by the book {known} rounds of reservation {self.number} were released, by this "
                 f"folder {rounds}: the folder was set back. Nothing more is released: restore its "

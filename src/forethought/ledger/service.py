@@ -166,7 +166,7 @@ class Service:
         return holder
 
     def answered(self, answer: Answer, request: Request, body: bytes) -> Response:
-        """What a handler answers, or why it does not; written into the log."""
+        """The answer of a handler, or the reason that there is none; it is logged."""
         start = time.perf_counter()
         line: Line = {"from": "unknown" if request.client is None else request.client.host}
         try:

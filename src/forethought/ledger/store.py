@@ -704,8 +704,8 @@ class Store(book.Book):
             try:
                 with kept.engine.begin() as connection:
                     head = connection.execute(sa.select(HEAD).with_for_update()).one()
-                    if looked and (said := self._said(connection, names)):
-                        return said
+                    if looked and (found := self._earlier(connection, names)):
+                        return found
                     sent = False
                     turn = _Turn(connection, head.number + 1, _moment(head.at))
                     found = work(turn)
@@ -721,14 +721,14 @@ class Store(book.Book):
             looked = True
             if trouble.kind == "stop" and sent:
                 # The transaction has ended and locks nothing, so the book can be read at once.
-                if said := self._read(lambda connection: self._said(connection, names)):
-                    return said
+                if earlier := self._read(lambda connection: self._earlier(connection, names)):
+                    return earlier
                 sent = False
             if trouble.kind == "stop" or time.monotonic() > until:
                 raise self._given_up(kind, names[-1], trouble, sent)
             time.sleep(random.uniform(0.01, 0.2))
 
-    def _said(self, connection: sa.Connection, names: Sequence[str]) -> Mapping[str, Any] | None:
+    def _earlier(self, connection: sa.Connection, names: Sequence[str]) -> Mapping[str, Any] | None:
         """The values of the actor's own entry that a call with one of these names wrote."""
         rows = connection.execute(sa.select(ENTRIES).where(ENTRIES.c.call.in_(names)))
         found = (_entry(row).values for row in rows)

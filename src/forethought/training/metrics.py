@@ -464,13 +464,13 @@ def _one_of_each(a: HeldOutAnswers) -> HeldOutAnswers:
     """
     kinds = a.scores.shape[1]
     if a.targets.ndim == 2:
-        true, said = (np.tile(one, (kinds, 1)).T for one in ([0, 0, 1, 1], [0, 1, 0, 1]))
-        scores = said.astype(np.float64)
+        true, chosen = (np.tile(one, (kinds, 1)).T for one in ([0, 0, 1, 1], [0, 1, 0, 1]))
+        scores = chosen.astype(np.float64)
     else:
         rare = a.there[np.argsort(np.bincount(a.targets)[a.there], kind="stable")[:2]]
-        true, said = np.repeat(rare, 2), np.stack([rare, (rare + 1) % kinds], 1).ravel()
-        scores = np.eye(kinds)[said]
-    return HeldOutAnswers(np.r_[a.targets, true], np.r_[a.scores, scores], np.r_[a.chosen, said])
+        true, chosen = np.repeat(rare, 2), np.stack([rare, (rare + 1) % kinds], 1).ravel()
+        scores = np.eye(kinds)[chosen]
+    return HeldOutAnswers(np.r_[a.targets, true], np.r_[a.scores, scores], np.r_[a.chosen, chosen])
 
 
 _OF_CLASSES: dict[str, Measure] = {
