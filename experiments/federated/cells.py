@@ -166,7 +166,7 @@ def plan_of(cell: Cell, records: int, parameters: int) -> ft.Plan:
 
 
 class Chosen:
-    """A client's records, by their numbers: a hundred copies of a tenth take 31 GB for CIFAR-10."""
+    """A client's records, by their numbers, since a hundred copies of a tenth fill the memory."""
 
     def __init__(self, records: Records, numbers: NDArray[np.int64]) -> None:
         self._records, self._numbers = records, numbers
@@ -177,10 +177,6 @@ class Chosen:
     def take(self, indices: NDArray[np.int64]) -> tuple[Any, Any]:
         """Inputs and targets of some of these."""
         return self._records.take(self._numbers[indices])
-
-    def digest(self, key: bytes) -> str:
-        """Nothing here compares data."""
-        raise NotImplementedError
 
 
 def run(cell: Cell, data: Dataset, seed: int) -> Outcome:

@@ -9,6 +9,7 @@ prefix of its plan.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -247,7 +248,7 @@ class OwnReleases:
         return Weights(self.updates, step, known, self.count, left, told)
 
 
-class Machine:
+class Machine(ABC):
     """A worker's decisions, and what is common to those of all rules.
 
     Args:
@@ -267,9 +268,9 @@ class Machine:
         self._known: dict[int, int] = {}
         self._matrices: dict[int, tuple[tuple[int, ...], dict[int, float]]] = {}
 
+    @abstractmethod
     def handle(self, event: on.Event) -> Effects:
         """The effects of an event: each rule's own."""
-        raise NotImplementedError
 
     @property
     def updates(self) -> int:

@@ -448,8 +448,8 @@ class ClockRule(TotalRule):
         return (min(MOST, sum(cost for start, cost in parts if start < rounds)),)
 
     def _searched(self, selection: Selection) -> Sums:
-        kinds = selection.of_a_record  # the worst kind of record counts
-        return (max(_best_time(self.clock, kind, selection.trials) for kind in kinds),)
+        # The worst kind of record counts.
+        return (max(_best_time(self.clock, k, selection.trials) for k in selection.of_a_record),)
 
     def epsilon(self, sums: Sequence[int]) -> float:
         time = _value(sums[0], 1.0)
