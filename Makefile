@@ -17,8 +17,9 @@ BIN := .venv/bin
 demo: .venv/installed
 	$(BIN)/forethought train --demo --out runs/demo --overwrite
 
-# Workers run torch on one thread each: more only makes them fight over the cores.
-PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto --dist worksteal
+# Workers run torch on one thread each: more only makes them fight over the cores. What pytest compiled
+# is kept: half the time of collecting tests is making it anew.
+PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto --dist worksteal
 
 # What starts processes, or waits for threads.
 BUSY := tests/holders tests/exchange tests/jobs/test_gossip_peer.py \

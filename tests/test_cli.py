@@ -250,6 +250,7 @@ def test_a_job_in_the_place_of_something_else_is_called_one(
         assert status == 2 and words in err
 
 
+@pytest.mark.slow
 def test_plan_says_what_memory_a_jobs_model_takes(forethought: Command, job: Path) -> None:
     status, out, _ = forethought("plan", job, "--gpu-memory", "0.4")
     assert status == 0

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,12 @@ def names_of(tree: ast.AST) -> Iterator[str]:
             yield node.attr
 
 
+@cache
+def parsed(path: Path) -> ast.Module:
+    """The file's tree, once for all tests."""
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
 def words(name: str) -> set[str]:
     """``_lastKeeper_of`` → last, keeper, of."""
     return set(re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower().split("_"))
@@ -48,7 +55,7 @@ def test_names_say_what_things_are() -> None:
     found = {
         f"{path.relative_to(SOURCE)}: {name}"
         for path in FILES
-        for name in (path.stem, *names_of(ast.parse(path.read_text(encoding="utf-8"))))
+        for name in (path.stem, *names_of(parsed(path)))
         if words(name) & FORBIDDEN
     }
     assert sorted(found) == []
@@ -76,7 +83,7 @@ def test_a_name_has_one_meaning() -> None:
     stems: dict[str, list[str]] = {}
     for path in FILES:
         stems.setdefault(path.stem, []).append(str(path.relative_to(SOURCE)))
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in ast.walk(parsed(path)):
             if isinstance(node, ast.ClassDef):
                 classes.setdefault(node.name, []).append(str(path.relative_to(SOURCE)))
     # A federation's and a gossip's Member are one thing: who takes part, as all have agreed.
@@ -92,7 +99,7 @@ def test_docstrings_begin_with_the_thing() -> None:
     found = [
         f"{path.relative_to(SOURCE)}: {text.splitlines()[0]}"
         for path in FILES
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for node in ast.walk(parsed(path))
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
         if (text := ast.get_docstring(node)) and text.split(maxsplit=1)[0] in questions
     ]

@@ -196,7 +196,7 @@ def _twice(mechanism: Mechanism) -> Mechanism:
 
 @pytest.mark.parametrize("clipping", CLIPPINGS)
 @pytest.mark.parametrize("adjacency", ADJACENCIES)
-@pytest.mark.parametrize("group", [1, 4])
+@pytest.mark.parametrize("group", [1, pytest.param(4, marks=pytest.mark.slow)])
 def test_the_first_round_of_an_epoch_is_a_round_of_a_simpler_sampling(
     clipping, adjacency, group
 ) -> None:

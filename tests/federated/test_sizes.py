@@ -168,6 +168,7 @@ def test_the_ledger_allows_what_was_begun_and_fits_and_nothing_else() -> None:
     assert (again.updates, again.begun) == (1, "")
 
 
+@pytest.mark.slow
 def test_a_crash_at_any_write_loses_and_doubles_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """A round that was begun keeps its size, also where the rule would now say another one."""
     draw = random.Random(0)

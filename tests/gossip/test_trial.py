@@ -202,6 +202,7 @@ def test_a_lie_about_a_ledger_is_told_by_the_signature_alone(
             Trial(seed, CALM, liar=True).run()
 
 
+@pytest.mark.slow
 def test_nothing_is_violated_beside_a_liar() -> None:
     tally = run_trials(0, SEEDS, liar=True)
     assert tally.lies > 50 * SEEDS and tally.releases > 30 * SEEDS

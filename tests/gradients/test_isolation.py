@@ -336,6 +336,7 @@ class Parted(nn.Module):
         return self.outer(hidden * 2 if inputs.sum() > 0 else hidden)
 
 
+@pytest.mark.slow
 def test_a_pass_that_was_given_up_leaves_nothing_behind() -> None:
     """Its error, kept with the traceback, once held all that the pass had computed."""
     model, counts = Parted(), []

@@ -104,6 +104,7 @@ def test_its_file_answers_alike(trained: Path) -> None:
     assert np.allclose(found, predictor.predict_proba(rows), atol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_report_draws_every_column_and_the_statement_verifies(trained: Path) -> None:
     page = (trained / "run" / "report.html").read_text()
     assert "What each column adds" in page and page.count('class="band"') == 2

@@ -524,6 +524,7 @@ def test_models_are_compared_before_anything_is_spent(
     assert "frog" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_models_of_a_regression_are_compared_by_r_squared(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

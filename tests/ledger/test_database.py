@@ -273,6 +273,7 @@ def test_a_connection_that_is_lost_in_a_commit(
         assert not book.verify()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["before", "after"])
 def test_a_connection_that_does_not_come_back(
     line: tuple[Line, str], charge: Charge, how: str

@@ -599,6 +599,7 @@ def opened_small(book: Store) -> str:
     return book.open_account(Account("few", Budget(0.1, 1e-5))).data
 
 
+@pytest.mark.slow
 def test_phases_that_are_killed_go_on_with_their_own_reservations(tmp_path: Path) -> None:
     ledger, book = opened(tmp_path)
     out = tmp_path / "run"

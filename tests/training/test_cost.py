@@ -280,6 +280,7 @@ def test_training_after_a_trial_compares_as_many_examples_as_before() -> None:
     assert clipped.COMPARED.get() == 256
 
 
+@pytest.mark.slow
 def test_a_trial_leaves_what_torch_draws_next_as_it_was() -> None:
     model, before = network(), torch.get_rng_state()
     ft.cost(model, table(), planned())

@@ -88,6 +88,7 @@ def test_curves_and_surfaces_have_mean_zero_and_a_curve_is_what_its_column_adds(
     assert Shapes.from_json(found.to_json()) == found
 
 
+@pytest.mark.slow
 def test_the_band_is_the_deviation_that_noise_in_the_weights_draws() -> None:
     made = model(2)
     wanted = made.shapes(["yes"], "", 0.3)

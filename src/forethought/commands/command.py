@@ -8,9 +8,10 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar
 
 import typer
 from rich.console import Console
@@ -20,15 +21,6 @@ from forethought.options import flags
 
 if TYPE_CHECKING:
     from forethought.values.serialisation import Stored
-
-app = typer.Typer(
-    name="forethought",
-    help="Private training you plan before you run: plan → train → account.",
-    no_args_is_help=True,
-    rich_markup_mode="rich",
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
 
 JobFile = Annotated[Path | None, typer.Argument(help="Job file (TOML).")]
 Run = Annotated[Path, typer.Argument(help="Run folder of a finished training.")]
@@ -63,37 +55,127 @@ PublicProxy = Annotated[
 _Command = TypeVar("_Command", bound=Callable[..., None])
 
 
-def takes(name: str, *, before: str) -> Callable[[_Command], _Command]:
-    """A decorator that replaces a command's ``**flags`` by its flags in the table of options.
-
-    A flag that is not given is None.
+class Output:
+    """What a command prints, for a person or as JSON, and what the person typed.
 
     Args:
-        name: of the command in the table.
-        before: the command's own option before which its help lists the flags.
+        context: of the call. as_json: print one JSON object and nothing else. quiet: print nothing.
     """
 
-    def made(command: _Command) -> _Command:
-        own, keyword = inspect.signature(command, eval_str=True), inspect.Parameter.KEYWORD_ONLY
-        found = [
-            given.replace(kind=keyword)
-            for given in own.parameters.values()
-            if given.kind is not given.VAR_KEYWORD
-        ]
-        rows = []
-        for option in flags(name).values():
+    FLAGS: ClassVar[Mapping[str, Any]] = {"as_json": Json, "quiet": Quiet}
+
+    def __init__(self, context: typer.Context, as_json: bool = False, quiet: bool = False) -> None:
+        self.context, self.as_json = context, as_json
+        self.console = console_for(quiet or as_json)
+
+    def given(self, name: str) -> bool:
+        """True if a parameter was typed: it is no default, no variable of the environment."""
+        return getattr(self.context.get_parameter_source(name), "name", "") == "COMMANDLINE"
+
+    def say(self, words: str) -> None:
+        """Print words as they are: names in them may have brackets, which are no markup."""
+        self.console.print(words, markup=False)
+
+    def json(self, values: Any) -> None:
+        """Print values as JSON on standard output, if that was asked for."""
+        if self.as_json:
+            print(json.dumps(values, indent=2))
+
+    def show_files(self, paths: Sequence[Path], what: str = "figure") -> None:
+        """Print a line for each file that was written."""
+        for path in paths:  # a path that is broken at the terminal's width could not be copied
+            self.console.print(f"{what}  {path}", markup=False, soft_wrap=True)
+
+    def show_request(
+        self, request: Any, advice: str | None = None, question: str | None = None
+    ) -> None:
+        """Print what replaces or leaves out the job's keys, its choices, advice and a question."""
+        lines = [("from the command line", text) for text in request.overrides]
+        lines += [("chosen", text) for text in request.settled]
+        lines += [("not here", text) for text in request.aside]
+        lines += [] if advice is None else [("consider", advice)]
+        lines += [] if question is None else [("question", question)]
+        for head, text in lines:
+            self.console.print(Text.assemble((head, "yellow"), f": {text}"))
+
+
+class Words(Output):
+    """What a command prints that has no JSON."""
+
+    FLAGS = {"quiet": Quiet}
+
+
+class Commands(typer.Typer):
+    """Commands whose flags come from the kinds of their parameters, too."""
+
+    def command(  # type: ignore[override]
+        self,
+        name: str | None = None,
+        *,
+        before: str = "",
+        without: str = "",
+        **settings: Any,
+    ) -> Callable[[_Command], _Command]:
+        """A decorator that adds a command.
+
+        A parameter ``output`` becomes the flags of its class of :class:`Output`, and ``**flags``
+        become those of the command in the table of options; one that is not given is None.
+
+        Args:
+            name: of the command. settings: as for typer.
+            before: the command's own option before which its help lists the flags of the table.
+            without: an option that it does not have.
+        """
+        add = super().command(name, **settings)
+        return lambda run: add(_with_flags(run, before, without))
+
+
+app = Commands(
+    name="forethought",
+    help="Private training you plan before you run: plan → train → account.",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _with_flags(command: Any, before: str, without: str) -> Any:
+    """A command with the parameters that its flags are read from."""
+    own = inspect.signature(command, eval_str=True)
+    found = {name: given for name, given in own.parameters.items() if name != without}
+    kind: type[Output] | None = found.pop("output").annotation if "output" in found else None
+
+    def row(name: str, annotation: Any, default: Any = None) -> inspect.Parameter:
+        return inspect.Parameter(
+            name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
+        )
+
+    rows = [row(name, given.annotation, given.default) for name, given in found.items()]
+    if found.pop("flags", None) is not None:
+        table = []
+        for option in flags(command.__name__).values():
             words = f"{option.row.help} {', '.join(option.words)}".strip()
             panel = "In place of the job's own" if option.row.section else None
-            kind: Any = str if option.words else option.kind
-            flag = Annotated[kind | None, typer.Option(help=words, rich_help_panel=panel)]
-            rows.append(inspect.Parameter(option.name, keyword, default=None, annotation=flag))
-        place = [given.name for given in found].index(before)
-        found[place:place] = rows
-        command.__signature__ = own.replace(parameters=found)  # type: ignore[attr-defined]
-        command.__annotations__ = {given.name: given.annotation for given in found}
-        return command
+            value: Any = str if option.words else option.kind
+            flag = typer.Option(help=words, rich_help_panel=panel)
+            table.append(row(option.name, Annotated[value | None, flag]))
+        place = [given.name for given in rows].index(before)
+        rows[place:] = [*table, *rows[place:-1]]
+    if kind is not None:
+        rows.append(row("context", typer.Context, inspect.Parameter.empty))
+        rows += [row(name, flag, False) for name, flag in kind.FLAGS.items()]
 
-    return made
+    @wraps(command)
+    def run(**values: Any) -> None:
+        if kind is not None:
+            known = {name: values.pop(name) for name in ("context", *kind.FLAGS)}
+            values["output"] = kind(**known)
+        command(**values)
+
+    run.__signature__ = own.replace(parameters=rows)  # type: ignore[attr-defined]
+    run.__annotations__ = {given.name: given.annotation for given in rows}
+    return run
 
 
 class UsageError(ValueError):
@@ -124,11 +206,6 @@ def host_port(address: str | None) -> str | None:
         f"{address!r} is no address: give host:port, such as 127.0.0.1:8750, a port up to 65535",
     )
     return address
-
-
-def given(context: typer.Context, name: str) -> bool:
-    """True if a parameter is on the command line: no default, no variable of the environment."""
-    return getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE"
 
 
 def to_write(
@@ -183,35 +260,6 @@ def _holds(path: Path, kind: type[Stored]) -> bool:
 def console_for(quiet: bool) -> Console:
     """The console that a command prints to; it prints nothing if ``quiet``."""
     return Console(quiet=quiet, highlight=False, soft_wrap=not sys.stdout.isatty())
-
-
-def say(console: Console, words: str) -> None:
-    """Print words as they are: names in them may have brackets, which are no markup."""
-    console.print(words, markup=False)
-
-
-def show_request(
-    console: Console, request: Any, advice: str | None = None, question: str | None = None
-) -> None:
-    """Print what replaces or leaves out the job's keys, its choices, advice and a question."""
-    lines = [("from the command line", text) for text in request.overrides]
-    lines += [("chosen", text) for text in request.settled]
-    lines += [("not here", text) for text in request.aside]
-    lines += [] if advice is None else [("consider", advice)]
-    lines += [] if question is None else [("question", question)]
-    for head, text in lines:
-        console.print(Text.assemble((head, "yellow"), f": {text}"))
-
-
-def print_json(values: Any) -> None:
-    """Print values as JSON on standard output."""
-    print(json.dumps(values, indent=2))
-
-
-def show_files(console: Console, paths: Sequence[Path], what: str = "figure") -> None:
-    """Print a line for each file that was written."""
-    for path in paths:  # a path that is broken at the terminal's width could not be copied
-        console.print(f"{what}  {path}", markup=False, soft_wrap=True)
 
 
 def of_the_system(error: OSError) -> str:

@@ -1029,9 +1029,20 @@ class Checkpointer:
         self._released: ReleasedRounds | None = None
 
     def begin(
-        self, state: Callable[[], Checkpoint], files: Mapping[str, str], *, overwrite: bool
+        self,
+        saved: Checkpoint | None,
+        state: Callable[[], Checkpoint],
+        files: Mapping[str, str],
+        *,
+        overwrite: bool,
     ) -> None:
-        """Set up the folder: plan, keys, a checkpoint before any round, an empty release list."""
+        """Continue from a checkpoint (:meth:`resume`); without one, set up the folder.
+
+        That is: plan, keys, a checkpoint before any round, an empty release list.
+        """
+        if saved is not None:
+            self.resume(saved)
+            return
         require_files(files)  # an earlier run is then still there
         self.folder.begin(overwrite=overwrite)
         self.folder.add(files)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, TypeVar, Unpack
 
 import torch
 
@@ -684,7 +684,7 @@ def run_plan(task: Task) -> Run:
     """Run a task to its end; see :func:`train`."""
     plan, folder, model, team = task.plan, task.folder, task.model, task.team
     if folder is not None and team.first(lambda: task.resume and folder.finished):
-        return _read_back(folder, model, plan, team)
+        return read_back(folder, model, plan, team)
     if folder is not None:  # before anything is released, means for centring included
         require_stored(plan.optimizer, trained_here(model).values())
     task = _centred(task)
@@ -815,12 +815,9 @@ def _kept(
     start = loop.checkpoint() if saved is None and shards_of(task.model) is not None else None
 
     def begin() -> bytes:
-        if saved is None:
-            overwrite = task.overwrite or task.resume
-            state = loop.checkpoint if start is None else lambda: start
-            checkpointer.begin(state, task.files, overwrite=overwrite)
-        else:
-            checkpointer.resume(saved)
+        state = loop.checkpoint if start is None else lambda: start
+        overwrite = task.overwrite or task.resume
+        checkpointer.begin(saved, state, task.files, overwrite=overwrite)
         return checkpointer.context
 
     loop.private.context = team.first(begin)
@@ -866,10 +863,30 @@ def event(done: int, rounds: int, history: Sequence[Metrics]) -> Event:
     return Event(done, rounds, *(getattr(history[-1], name) for name in names))
 
 
-def _read_back(folder: RunFolder, model: torch.nn.Module, plan: Plan, team: Team) -> Run:
-    if folder.plan() != plan:
+def read_back(folder: RunFolder, model: torch.nn.Module, plan: Plan | None, team: Team) -> Run:
+    """The finished run in a folder, with its weights in ``model``.
+
+    Raises:
+        CheckpointError: ``plan`` is given, and is not that of the run; or files are damaged.
+    """
+    stored = folder.plan()
+    if plan is not None and stored != plan:
         raise CheckpointError(f"cannot resume: the plan is not that of the run in {folder.path}")
     team.first(folder.erase_secrets)  # a kill during the end of the run may have left them
     folder.load_model(model)
     statement = Statement.load(folder.path / STATEMENT)
-    return Run(model, statement, folder.load_history(), plan, folder.path, folder.transcript())
+    return Run(model, statement, folder.load_history(), stored, folder.path, folder.transcript())
+
+
+_Run = TypeVar("_Run", bound=Run)
+
+
+def kept_in(folder: RunFolder | None, run: _Run) -> _Run:
+    """A run whose plan and results are written into its folder, if it has one."""
+    if folder is None:
+        return run
+    folder.save_plan(run.plan)
+    statement = folder.save_results(
+        run.model.state_dict(), run.history, run.statement, run.transcript
+    )
+    return replace(run, statement=statement)

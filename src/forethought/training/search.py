@@ -59,7 +59,6 @@ from forethought.training.folder import (
     PHASES,
     RECORD,
     RESERVATION,
-    STATEMENT,
     Checkpoint,
     Checkpointer,
     CheckpointError,
@@ -101,8 +100,10 @@ from forethought.training.run import (
     epsilon_at,
     folder_of,
     in_the_book,
+    kept_in,
     opened_task,
     randomness,
+    read_back,
     require_about,
     require_public,
     reserved,
@@ -401,14 +402,10 @@ def _best(
     shown = Run(of_rows(run.model), statement, tuple(rows), plan, path_of(folder), run.transcript)
     if folder is not None:
         folder.add(files)
-        folder.save_plan(plan)
-        statement = folder.save_results(
-            run.model.state_dict(), shown.history, statement, run.transcript
-        )
-        shown = replace(shown, statement=statement)
+    shown = kept_in(folder, shown)
     if run.transcript is not None:
-        remember(shown.model, statement)
-    return Tuned(shown, plan, value, statement)
+        remember(shown.model, shown.statement)
+    return Tuned(shown, plan, value, shown.statement)
 
 
 def _require_score(transcript: Transcript, statement: Statement) -> None:
@@ -497,7 +494,7 @@ STEERED, PUBLIC_TEST = Caveat("steered-by-held-out"), Caveat("public-test")
 
 
 # Reason why there was no further phase → the words that users read.
-ENDINGS = {
+ENDINGS: dict[str | None, str] = {
     "reached": "the wanted accuracy was reached",
     "used-up": "the budget was used up",
     "unpaid": "the data set's budget had not so much left",
@@ -618,12 +615,8 @@ class PhaseState:
         """The mechanism of the rounds that were released."""
         return Mechanism(*(p.rounds for p in self.phases), adjacency=self.plan.mechanism.adjacency)
 
-    @property
-    def _words(self) -> str:
-        return "" if self.ending is None else ENDINGS[self.ending]
-
     def statement(self, diagnostics: bool) -> Statement:
-        ran = f"it stopped after {len(self.phases)} of them because {self._words}"
+        ran = f"it stopped after {len(self.phases)} of them because {ENDINGS.get(self.ending, '')}"
         fixed = self.filter is None
         uses = (
             *(use for use in self.plan.not_covered if use != PHASES_ALONE),
@@ -665,7 +658,7 @@ class PhaseState:
             self.transcript,
             tuple(replace(p, accuracy=p.accuracy or 0.0) for p in self.phases),
             self.ending == "reached",
-            self._words,
+            ENDINGS.get(self.ending, ""),
         )
 
     @property
@@ -977,11 +970,9 @@ def _kept(
     fixed = {"identity": named, "environment": place, "watched": {}}
     kept = {**fixed, "seeds": [seeds.sampling, seeds.noise]}
     checkpointer = Checkpointer(folder, state.plan, keys, kept)
-    if saved is None:
-        overwrite = task.overwrite or task.resume
-        checkpointer.begin(state.checkpoint, task.files, overwrite=overwrite)
-    else:
-        checkpointer.resume(saved)
+    overwrite = task.overwrite or task.resume
+    checkpointer.begin(saved, state.checkpoint, task.files, overwrite=overwrite)
+    if saved is not None:
         state.restore(saved.values)
     checkpointer.close()  # each phase counts its own rounds
     return checkpointer, keys, seeds
@@ -1036,13 +1027,10 @@ def _finish(folder: RunFolder, state: PhaseState, result: PhasedRun) -> PhasedRu
         "stopped": result.stopped,
         "phases": [phase.to_dict() for phase in result.phases],
     }
-    folder.save_plan(result.plan)
     replace_file(folder.path / RECORD, (json.dumps(record, indent=2) + "\n").encode())
-    statement = folder.save_results(
-        result.model.state_dict(), result.history, result.statement, state.transcript
-    )
+    result = kept_in(folder, result)
     folder.erase_phases()
-    return replace(result, statement=statement)
+    return result
 
 
 def _read_back(folder: RunFolder, model: torch.nn.Module, state: PhaseState) -> PhasedRun:
@@ -1051,22 +1039,11 @@ def _read_back(folder: RunFolder, model: torch.nn.Module, state: PhaseState) -> 
         raise CheckpointError(f"the finished run in {folder.path} was not made in phases")
     record = json.loads(path.read_text(encoding="utf-8"))
     _require({name: record[name] for name in state.settings}, state.settings, folder.path)
-    plan = folder.plan()
-    if state.filter is None and plan != state.plan:
-        raise CheckpointError(f"cannot resume: the plan is not that of the run in {folder.path}")
+    run = read_back(folder, model, state.plan if state.filter is None else None, Team())
     folder.erase_phases()  # a kill during the end of the run may have left them
-    folder.erase_secrets()
-    folder.load_model(model)
+    phases = tuple(map(_phase_of, record["phases"]))
     return PhasedRun(
-        model,
-        Statement.load(folder.path / STATEMENT),
-        folder.load_history(),
-        plan,
-        folder.path,
-        folder.transcript(),
-        tuple(map(_phase_of, record["phases"])),
-        record["reached"],
-        record["stopped"],
+        **vars(run), phases=phases, reached=record["reached"], stopped=record["stopped"]
     )
 
 

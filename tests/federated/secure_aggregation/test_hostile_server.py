@@ -16,6 +16,7 @@ from trials import ViolationError
 from trials.masks import Kinds, MaskTrial, run_trials
 
 
+@pytest.mark.slow
 def test_nothing_is_violated_under_a_hostile_server() -> None:
     tally = run_trials(0, 150)
     assert tally.lies > 3000 and tally.attacks > 400 and tally.crashes > 20 and tally.opened > 5
