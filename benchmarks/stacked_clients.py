@@ -80,6 +80,7 @@ def clients_seconds(
             TensorRecords(data[k * EXAMPLES :][:EXAMPLES], labels[k * EXAMPLES :][:EXAMPLES]),
             loss,
             Secrets.draw(Seeds(k, k)),
+            gradients=True,
         )
         for k in range(count)
     ]
@@ -95,7 +96,7 @@ def clients_seconds(
     StarSimulator(
         agreed,
         shared.read(),
-        kind(shared, holders, gradients=True),
+        kind(shared, holders),
         Times([1.0] * count),
         versions=lambda *_: times.append(time.process_time()),
     ).run()

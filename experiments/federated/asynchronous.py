@@ -98,10 +98,10 @@ def run(plan: Plan, data: tuple[np.ndarray, np.ndarray], rule: str, seed: int) -
     )
     records = as_records(data, torch.float32, torch.device("cpu"))
     holders = [
-        Holder(plan, records, logistic, Secrets.draw(Seeds(seed, seed).part(holder)))
-        for holder in range(HOLDERS)
+        Holder(plan, records, logistic, secrets, gradients=True)
+        for secrets in (Secrets.draw(Seeds(seed, seed).part(holder)) for holder in range(HOLDERS))
     ]
-    trainers = InProcess(shared, holders, gradients=True)
+    trainers = InProcess(shared, holders)
     times = Times([1.0] * HOLDERS, straggling=0.5, seed=seed)
     done = StarSimulator(federation, shared.read(), trainers, times).run()
     shared.write(done.weights)

@@ -210,8 +210,8 @@ def run(cell: Cell, data: Dataset, seed: int) -> Outcome:
     for client, part in enumerate(parts):
         records = Chosen(whole, part) if len(part) < count else whole
         secrets = Secrets.draw(Seeds(seed, seed).part(client))
-        holders.append(Holder(plan, records, cross_entropy, secrets))
-    trainers = InProcess(shared, holders, local)
+        holders.append(Holder(plan, records, cross_entropy, secrets, None, local))
+    trainers = InProcess(shared, holders)
     end = StarSimulator(federation, shared.read(), trainers, Times([1.0] * cell.clients)).run()
     shared.write(end.weights)
     accuracy = _accuracy(shared.model, data)

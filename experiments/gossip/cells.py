@@ -174,6 +174,7 @@ def run(cell: Cell, task: Task, records: Records) -> dict[str, Any]:
             cross_entropy,
             Secrets.draw(Seeds(cell.seed, cell.seed).part(k)),
             micro_batch=task.micro_batch,
+            gradients=True,
         )
         for k, part in enumerate(parts)
     ]
@@ -189,7 +190,7 @@ def run(cell: Cell, task: Task, records: Records) -> dict[str, Any]:
     done = GraphSimulator(
         gossip,
         shared.read(),
-        InProcess(shared, holders, gradients=True),
+        InProcess(shared, holders),
         times,
         looked=looked,
         every=max(1, gossip.total // POINTS),

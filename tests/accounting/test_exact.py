@@ -413,7 +413,7 @@ def test_records_of_several_parts_and_epochs_are_in_several_groups():
 
 def test_a_chain_at_a_level_whose_power_of_e_is_no_number_proves_no_less_than_it_must():
     # One change is a Gaussian at distance 1000, and two are one at 2000: ε of half a chance is 2e6.
-    one = Profile({Pair(((1000.0, 1.0),)): 1}, swapped=False)
+    one = [Profile({Pair(((1000.0, 1.0),)): 1}, swapped=False).bound]
     curves = [(Curve(one, one, above=False), Curve(one, one, above=True))]
     chain = exact.Chained(curves, 2, exchanged=False)
     for level in (1.9e6, 2e6, 2.05e6):

@@ -17,12 +17,10 @@ from forethought.data.deep_patches import (
     CELLS,
     CHANNELS,
     COMPONENTS,
-    FINE,
     LEAST,
     WAVES,
     WEIGHTS,
     Components,
-    Filters,
     cell_maps,
     cell_patches,
     constants,
@@ -31,7 +29,7 @@ from forethought.data.deep_patches import (
     halved,
     second_pooled,
 )
-from forethought.data.patches import GRID, MOST, normalised_patches, windows
+from forethought.data.patches import FINE, GRID, MOST, Filters, normalised_patches, windows
 from learners.deep_patches import arrays_of, leading_components, pooled, standard_counts
 
 # Whoever changes the numbers on purpose changes Extractor.kind as well.

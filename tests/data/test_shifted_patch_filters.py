@@ -6,7 +6,8 @@ import torch
 from tests.data.test_patches import pictures
 
 from drawn import randn, stream
-from forethought.data.deep_patches import STANDARD, Components, Filters
+from forethought.data.deep_patches import STANDARD, Components
+from forethought.data.patches import Filters
 from learners import shifted_patches as learner
 from learners.patches import counted_filters
 from learners.shifted_patches import altered, evened_out, values_of, weights_of

@@ -9,16 +9,14 @@ from forethought.data import deep_patches, features
 from forethought.data.deep_patches import (
     BLOCKS,
     SHIFTS,
-    STILL,
     blocks_of,
     counts_of,
     deep_patch_features,
     evened_components,
     first_filters,
-    pooled_at,
     shifted_patch_features,
 )
-from forethought.data.patches import GRID, windows
+from forethought.data.patches import GRID, STILL, pooled_at, windows
 
 # Whoever changes the numbers on purpose changes Extractor.kind as well.
 BITS = {1: "828be9710842021d", 3: "e133bece87bf3c92"}

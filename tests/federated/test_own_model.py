@@ -11,7 +11,7 @@ from tests.federated.machines import federation
 from forethought.exchange import events as on
 from forethought.exchange.messages import SERVER, Model, Vector
 from forethought.federated.client import ClientMachine
-from forethought.federated.own_model import PIECE, OwnModel, add_weighted, subtract_step
+from forethought.federated.own_model import PIECE, OwnModel, subtract_step
 
 
 def vectors(length: int) -> tuple[Vector, Vector]:
@@ -30,7 +30,7 @@ def test_a_step_has_the_bits_of_the_plain_expression(length: int) -> None:
     subtract_step(weights, step, 0.1, weights)
     assert weights.tobytes() == expected.tobytes()
     total = kept + step * np.float32(0.3)
-    add_weighted(kept, step, 0.3)
+    subtract_step(kept, step, -0.3, kept)
     assert kept.tobytes() == total.tobytes()
 
 

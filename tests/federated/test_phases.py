@@ -108,8 +108,8 @@ def trainer(skips: bool) -> ClientTrainer:
     targets = torch.arange(40) % 2
     records = as_records((torch.randn(40, 3), targets), torch.float32, torch.device("cpu"))
     own, secrets = phased().plan(0), Secrets.draw(Seeds())
-    holder = Holder(own, records, default_loss(targets), secrets, skips=skips)
-    return ClientTrainer(SharedModel(net), holder, gradients=True)
+    holder = Holder(own, records, default_loss(targets), secrets, gradients=True, skips=skips)
+    return ClientTrainer(SharedModel(net), holder)
 
 
 def test_rounds_are_left_out_forwards_only_and_only_by_phases() -> None:
@@ -121,7 +121,7 @@ def test_rounds_are_left_out_forwards_only_and_only_by_phases() -> None:
     for round in (4, 2, 0):
         with pytest.raises(RoundError, match="round 5 is"):
             one.compute(round, start)
-    again = ClientTrainer(one.shared, one.holder, gradients=True, state=one.state())
+    again = ClientTrainer(one.shared, one.holder, one.state())
     assert again.transcript.next == 5
     with pytest.raises(RoundError, match="round 0 is"):
         trainer(skips=False).compute(1, start)

@@ -110,7 +110,8 @@ def holder(noise: float = 0.0) -> Holder:
         optimizer=ft.Optimizer("sgd", 0.5, ()),
     )
     records = as_records(data(), torch.float32, torch.device("cpu"))
-    return Holder(chosen, records, cross_entropy, Secrets.draw(Seeds(sampling=3, noise=4)))
+    secrets = Secrets.draw(Seeds(sampling=3, noise=4))
+    return Holder(chosen, records, cross_entropy, secrets, gradients=True)
 
 
 def models(count: int) -> list[Any]:
@@ -129,8 +130,8 @@ def clipped(shared: SharedModel, weights: Any, record: int) -> torch.Tensor:
 def test_parts_on_one_model_are_the_whole() -> None:
     shared = SharedModel(network())
     start = shared.read()
-    whole = ClientTrainer(shared, holder(), gradients=True).compute(0, start)
-    trainer = ClientTrainer(shared, holder(), gradients=True)
+    whole = ClientTrainer(shared, holder()).compute(0, start)
+    trainer = ClientTrainer(shared, holder())
     for part in range(3):
         found = trainer.compute_part(0, start, part, 4)
         assert found is None
@@ -147,7 +148,7 @@ def test_parts_on_one_model_are_the_whole() -> None:
 
 def test_each_record_is_clipped_at_the_model_of_its_part() -> None:
     shared, own = SharedModel(network()), holder()
-    trainer = ClientTrainer(shared, own, gradients=True)
+    trainer = ClientTrainer(shared, own)
     at = models(3)
     found = [trainer.compute_part(0, weights, part, 3) for part, weights in enumerate(at)][-1]
     assert found is not None
@@ -160,7 +161,7 @@ def test_each_record_is_clipped_at_the_model_of_its_part() -> None:
         expected += total._so_far()
     np.testing.assert_allclose(found.vector * 20.0, expected.numpy(), rtol=1e-4, atol=1e-5)
     # Other models are another question, and another name in the ledger.
-    again = ClientTrainer(shared, own, gradients=True)
+    again = ClientTrainer(shared, own)
     for part, weights in enumerate([at[1], at[1], at[2]]):
         other = again.compute_part(0, weights, part, 3)
     assert other is not None and other.input_hash != found.input_hash
@@ -194,7 +195,7 @@ def test_a_simulation_trains_in_parts() -> None:
         plans=(chosen.plan,),
     )
     start = shared.read()
-    trainers = InProcess(shared, [chosen, chosen], gradients=True)
+    trainers = InProcess(shared, [chosen, chosen])
     run = StarSimulator(agreed, start, trainers, Times(compute=[1.0, 9.5])).run()
     assert run.version == 5 and (run.rounds == 4).all()
     assert not np.array_equal(run.weights, start)

@@ -246,8 +246,9 @@ def trained(**changes: Any) -> ClientTrainer:
     targets = torch.arange(40) % 2
     records = as_records((torch.randn(40, 3), targets), torch.float32, torch.device("cpu"))
     own = sized(**changes).plan(0)
-    holder = Holder(own, records, default_loss(targets), Secrets.draw(Seeds(1, 2)), sized=True)
-    return ClientTrainer(SharedModel(net), holder, gradients=True)
+    secrets, loss = Secrets.draw(Seeds(1, 2)), default_loss(targets)
+    holder = Holder(own, records, loss, secrets, gradients=True, sized=True)
+    return ClientTrainer(SharedModel(net), holder)
 
 
 def test_the_sum_is_divided_as_planned_whatever_the_size() -> None:
@@ -258,7 +259,7 @@ def test_the_sum_is_divided_as_planned_whatever_the_size() -> None:
     chosen = trainer.noised.round
     assert (chosen.divisor, chosen.sampling) == (20.0, ft.Poisson(0.9))
     np.testing.assert_allclose(trainer.norms, [np.linalg.norm(found.vector)], rtol=1e-6)
-    again = ClientTrainer(trainer.shared, trainer.holder, gradients=True, state=trainer.state())
+    again = ClientTrainer(trainer.shared, trainer.holder, trainer.state())
     assert again.norms == trainer.norms
     # The noise of another size is another one: it is bound to the round as it is.
     other = trained()

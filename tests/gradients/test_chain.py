@@ -147,8 +147,7 @@ def test_the_short_sum_is_the_general_one(examples: int, clip_norm: float) -> No
     model, (inputs, targets) = deep(nn.Tanh()), data(20, examples=examples)
     trained = dict(model.named_parameters())
     uses = clipped.uses_of(model, cross_entropy, inputs, targets, trained)
-    short = sums.clip_and_sum_once(uses, clip_norm, None)
-    assert short is not None
+    [short] = sums.clip_and_sum_once(uses, clip_norm, None)
     terms = clipped.as_terms(uses, trained, examples)
     wanted, norms = sums.clip_and_sum(terms, trained, clip_norm)
     torch.testing.assert_close(short[1], norms, rtol=1e-6, atol=0)
@@ -184,10 +183,8 @@ def test_the_short_sum_refuses_what_its_bound_does_not_cover() -> None:
 def test_a_short_sum_that_is_too_long_for_float32_is_formed_in_float64() -> None:
     draw = torch.Generator().manual_seed(3)
     inputs, gradients = (torch.rand(4000, n, generator=draw) + 1 for n in (3, 2))
-    found = sums.clip_and_sum_once(
-        [sums.SingleUseLinear(inputs, gradients, "w", "b")], 1000.0, None
-    )
-    assert found is not None  # no norm reaches the bound: nothing is scaled
+    uses = [sums.SingleUseLinear(inputs, gradients, "w", "b")]
+    [found] = sums.clip_and_sum_once(uses, 1000.0, None)  # no norm reaches the bound
     exact = gradients.double().t() @ inputs.double()
     torch.testing.assert_close(found[0]["w"], exact, rtol=1e-13, atol=0)
     torch.testing.assert_close(found[0]["b"], gradients.double().sum(0), rtol=1e-13, atol=0)

@@ -19,7 +19,6 @@ from zoo.oracle import assert_isolated, compare
 from drawn import randn, reseed
 from forethought.gradients import boundary, clipped_sum, sums, vmap_mode
 from forethought.gradients.boundary import ExternalState, ModuleState
-from forethought.gradients.vmap_mode import Site
 
 
 def loss(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -113,8 +112,8 @@ def test_a_contribution_that_is_cut_too_late(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_saved_value_of_the_next_example(monkeypatch: pytest.MonkeyPatch) -> None:
     """A wrong vmap rule: the gradient of example b meets the input of b + 1."""
     model, x, y = subject()
-    own = Site._front
-    monkeypatch.setattr(Site, "_front", lambda self, v, d: own(self, v, d).roll(1, 0))
+    own = vmap_mode.in_front
+    monkeypatch.setattr(vmap_mode, "in_front", lambda *given: own(*given).roll(1, 0))
     with caught():
         compare(model, loss, x, y, wide=True)
 

@@ -72,16 +72,15 @@ def test_one_client_is_train(local_rounds: LocalRounds, averaging: str, optimize
         local_rounds,
         averaging=plan.averaging,
     )
-    holder = Holder(
-        plan, TensorRecords(inputs, targets), default_loss(targets), Secrets.draw(seeds)
-    )
+    records, loss = TensorRecords(inputs, targets), default_loss(targets)
+    holder = Holder(plan, records, loss, Secrets.draw(seeds), local_rounds=local_rounds)
     average = None
     if plan.averaging.kind != "none":
         average = ReportedAverage(federation, shared.layout, start)
     done = StarSimulator(
         federation,
         start,
-        InProcess(shared, [holder], local_rounds),
+        InProcess(shared, [holder]),
         Times([1.0]),
         average=average,
     ).run()

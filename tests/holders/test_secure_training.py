@@ -31,7 +31,7 @@ from forethought.federated.secure_aggregation.shared_noise import secured
 from forethought.federated.statements import client_statement
 from forethought.holders.simulate import SimulatedRun, simulate
 from forethought.holders.simulator import Times
-from forethought.holders.topology import LEFT, StarTopology
+from forethought.holders.topology import LEFT, endings
 from forethought.holders.trainer import ClientTrainer, Holder, SharedModel
 from forethought.rounds.contributions import cross_entropy
 from forethought.rounds.private_sum import PrivateRounds
@@ -88,7 +88,7 @@ def holders_of(federation: Federation) -> list[Holder]:
     secrets = Secrets.draw(SEEDS)
     records = [as_records(one, torch.float32, torch.device("cpu")) for one in shares()]
     return [
-        Holder(federation.plan(k), one, cross_entropy, secrets.of(k))
+        Holder(federation.plan(k), one, cross_entropy, secrets.of(k), gradients=True)
         for k, one in enumerate(records)
     ]
 
@@ -118,7 +118,7 @@ def in_the_clear(federation: Federation) -> np.ndarray:
 def by_the_machines(federation: Federation) -> np.ndarray:
     """The same training by the machines of real processes."""
     shared = SharedModel(model())
-    trainers = [ClientTrainer(shared, one, gradients=True) for one in holders_of(federation)]
+    trainers = [ClientTrainer(shared, one) for one in holders_of(federation)]
     one = federation.plan(0).round(0)
     step, _ = grid(one.noise_std, one.clip_norm, federation.parameters)
 
@@ -226,8 +226,8 @@ def test_statements_say_that_accuracy_on_held_out_records_was_looked_at() -> Non
 
 
 def test_behind_masks_a_client_that_left_cannot_begin_again() -> None:
-    assert LEFT in StarTopology(agreed()).endings
-    assert LEFT not in StarTopology(replace(agreed(), secure=None)).endings
+    assert LEFT in endings(agreed())
+    assert LEFT not in endings(replace(agreed(), secure=None))
 
 
 def test_the_planned_epsilon_holds_against_the_server_and_more_is_said_without_it() -> None:

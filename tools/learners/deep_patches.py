@@ -15,20 +15,17 @@ from numpy.typing import NDArray
 from forethought.data.deep_patches import (
     BLOCKS,
     COMPONENTS,
-    FINE,
     STANDARD,
-    STILL,
     Components,
     DeepFilterConstants,
-    Filters,
     cell_maps,
     cell_patches,
     first_filters,
     halved,
-    pooled_at,
     second_pooled,
     standardise_,
 )
+from forethought.data.patches import FINE, STILL, Filters, pooled_at
 from learners.dead_leaves import dead_leaves
 from learners.patches import (
     CHANNEL_RIDGE,

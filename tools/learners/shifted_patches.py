@@ -22,13 +22,11 @@ from torch.nn import functional as F
 from forethought.data.deep_patches import (
     BLOCKS,
     STANDARD,
-    STILL,
     Components,
-    Filters,
     components,
     counts_of,
 )
-from forethought.data.patches import exact_products
+from forethought.data.patches import STILL, Filters, exact_products
 from learners.dead_leaves import dead_leaves
 from learners.patches import SEED, counted_filters
 

@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.special import bdtrc, log_ndtr, ndtr, ndtri
+from scipy.special import bdtrc, log_ndtr, ndtr
 
 from forethought.accounting.interval import reached
 from forethought.values.checks import real
@@ -315,17 +315,6 @@ def _far_delta(distance: float, epsilon: float) -> Bounds:
 
 def gaussian_epsilon_bounds(distance: float, delta: float) -> Bounds:
     """Bounds on ε of N(distance, 1) against N(0, 1) at δ, also for a very large ε."""
-    if distance == 0:
-        return Bounds(0.0, 0.0)
-    if distance > _FAR:
-        half = distance * (distance / 2)
-        # P(loss > ε) = Φ(x) at ε = distance²/2 - x distance.
-        up = half - distance * (float(ndtri(delta)) - 1e-6)
-        low = half - distance * (float(ndtri(min(0.5, delta * (1 + 1e-9) + 2 / distance))) + 1e-6)
-        if delta + 2 / distance >= 0.5:
-            low = half - distance * (float(ndtri(min(1 - 1e-16, delta + 4 / distance))) + 1e-6)
-        low = min(low, sys.float_info.max)
-        return Bounds(max(0.0, low * (1 - 1e-14)), max(0.0, up * (1 + 1e-14)))
     return inverted(lambda level, end: gaussian_delta_bounds(distance, level)[end], delta)
 
 

@@ -56,11 +56,10 @@ from forethought.accounting.dominating_pair import (
 from forethought.accounting.interval import Interval, at_most, warn_if_wide
 from forethought.accounting.line_integral import (
     SMALLEST,
-    BoundedDirection,
     Composition,
     Curve,
+    DirectionBound,
     HalfLines,
-    Least,
     Profile,
     Search,
     alone,
@@ -197,11 +196,6 @@ class Chained:
             found = max(found, min(least, math.fsum(each)))
         return min(1.0, found * (1 + (_CHAIN_ROUNDING if end else -_CHAIN_ROUNDING)))
 
-    def epsilons(self, delta: float) -> Bounds:
-        """Bounds on the smallest ε ≥ 0 at ``delta``; ∞ if none is proven."""
-        low, high = inverted(self.bound, delta)
-        return Bounds(min(low, high), high)
-
 
 Part = TypeVar("Part", bound=Pair | Epoch | DisclosedCount | DiscreteRatio)
 Counts = Mapping[Pair | Epoch | DisclosedCount, int]
@@ -226,9 +220,7 @@ class Asked(NamedTuple):
 
     def of_gaussian(self, distance: float) -> Bounds:
         """The answer for N(distance, 1) against N(0, 1)."""
-        if self.delta is not None:
-            return gaussian_epsilon_bounds(distance, self.delta)
-        return gaussian_delta_bounds(distance, self.epsilon)
+        return self.of(lambda level, end: gaussian_delta_bounds(distance, level)[end])
 
 
 # Finer laws take longer: for epochs, each step takes four times as long.
@@ -590,30 +582,28 @@ def privacy_loss(
             "with so little noise random allocation has no curve of its privacy loss here: ask for "
             "ε or δ instead"
         )
-    cap = Profile({Pair(((unsampled_distance(mechanism, group), 1.0),)): 1}, swapped=False)
-    known: list[tuple[list[BoundedDirection], list[BoundedDirection]]] = [([cap], [cap])]
+    cap = Profile({Pair(((unsampled_distance(mechanism, group), 1.0),)): 1}, swapped=False).bound
+    known: list[tuple[list[DirectionBound], list[DirectionBound]]] = [([cap], [cap])]
     known += [_profiles(way, accuracy) for way in alternatives(counts)]
     chain = single_changes(mechanism, group)
     if chain is not None:
-        changes = _chained(chain[0], mechanism, group, accuracy)
+        changes = _chained(chain[0], mechanism, group, accuracy).bound
         known.append(([changes], [changes]))
     # One direction is enough if both are the same for every theorem. A theorem with one profile
     # uses it for both directions.
     directions = max(len(below) for below, _ in known)
-    below, above = (
-        [Least([way[end][min(d, len(way[end]) - 1)] for way in known]) for d in range(directions)]
+    ends = [
+        [[way[end][min(d, len(way[end]) - 1)] for way in known] for d in range(directions)]
         for end in (0, 1)
-    )
-    ends = (zip(way, way[::-1], strict=True) for way in (below, above))
-    return [
-        (Curve(*low, above=False), Curve(*high, above=True))
-        for low, high in zip(*ends, strict=True)
     ]
+    low, high = (
+        [Curve(*both, above=end > 0) for both in zip(ways, ways[::-1], strict=True)]
+        for end, ways in enumerate(ends)
+    )
+    return list(zip(low, high, strict=True))
 
 
-def _profiles(
-    counts: Counts, accuracy: float
-) -> tuple[list[BoundedDirection], list[BoundedDirection]]:
+def _profiles(counts: Counts, accuracy: float) -> tuple[list[DirectionBound], list[DirectionBound]]:
     """Lower and upper profiles of each direction by one choice of theorems.
 
     The lists have one entry if both directions are the same. Without laws the lower and the upper
@@ -621,10 +611,10 @@ def _profiles(
     """
     pairs = only_pairs(counts)
     sides = (False,) if pairs and all(pair.two_sided for pair in pairs) else (False, True)
-    profiles: list[list[BoundedDirection]] = []
+    profiles: list[list[DirectionBound]] = []
     for end in (0, 1) if pairs is None else (0,):
         rounds = with_ratios(counts, _CURVES, end)
-        profiles.append([Profile(rounds, swapped=s, accuracy=accuracy) for s in sides])
+        profiles.append([Profile(rounds, swapped=s, accuracy=accuracy).bound for s in sides])
     return profiles[0], profiles[-1]
 
 

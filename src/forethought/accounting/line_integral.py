@@ -35,7 +35,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial, reduce
 from operator import add, attrgetter
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,7 +49,6 @@ from forethought.accounting.dominating_pair import (
     Bounds,
     Pair,
     gaussian_delta_bounds,
-    gaussian_epsilon_bounds,
     inverted,
 )
 from forethought.accounting.interval import bisected
@@ -1034,7 +1033,9 @@ _FEW_COMPONENTS = 4
 def alone(parts: Mapping[Pair, int] | Mapping[Pair | DiscreteRatio, int]) -> bool:
     """True for a single round whose profile is computed without a line."""
     return sum(parts.values()) == 1 and all(
-        isinstance(part, DiscreteRatio) or (part.integrable and len(part.up) <= _FEW_COMPONENTS)
+        isinstance(part, DiscreteRatio)
+        or part.gaussian
+        or (part.integrable and len(part.up) <= _FEW_COMPONENTS)
         for part in parts
     )
 
@@ -1043,6 +1044,8 @@ def of_one_round(part: Pair | DiscreteRatio, *, swapped: bool) -> Callable[[floa
     """The profile of one round in one direction: ε ≥ 0 → bounds on δ."""
     if isinstance(part, DiscreteRatio):
         return partial(part.profile, swapped=swapped)
+    if part.gaussian:
+        return partial(gaussian_delta_bounds, part.up[0][0])
     return HalfLines(part, swapped=swapped).profile
 
 
@@ -1072,18 +1075,14 @@ class Profile:
         swapped: bool,
         accuracy: float = 1e-3,
     ) -> None:
-        first = next(iter(parts))
-        self._distance, self._single = -1.0, None
-        if isinstance(first, Pair) and len(parts) == 1 and first.gaussian:
-            self._distance = first.up[0][0]
-        elif alone(parts):
-            self._single = of_one_round(first, swapped=swapped)
+        single = alone(parts)
+        self._single = of_one_round(next(iter(parts)), swapped=swapped) if single else None
         self._most = min(1.0, math.fsum(n * varies(p) for p, n in parts.items()))
         self._lines: list[Charged] = []
         self._knots = self._lower = np.zeros(1)
         self._upper = np.full(1, self._most)
         integrable = all(part.integrable for part in parts)
-        if self._distance < 0 and self._single is None and integrable:
+        if integrable and not single:
             self._place(Composition(parts, swapped=swapped), accuracy)
 
     def _place(self, total: Composition, accuracy: float) -> None:
@@ -1126,8 +1125,6 @@ class Profile:
 
     def bound(self, epsilon: float, end: int) -> float:
         """A lower (``end`` 0) or an upper (1) bound on δ at ``epsilon`` ≥ 0."""
-        if self._distance >= 0:
-            return gaussian_delta_bounds(self._distance, epsilon)[end]
         if self._single is not None:
             return self._single(epsilon)[end]
         after = int(np.searchsorted(self._knots, epsilon, side="left"))
@@ -1143,59 +1140,37 @@ class Profile:
         low = self._mass(max(logs, default=-math.inf), 0)
         return max(low, float(self._lower[after])) if after < self._knots.size else low
 
-    def epsilons(self, delta: float) -> Bounds:
-        """Bounds on the smallest ε ≥ 0 at ``delta``; the upper one is ∞ if no line reaches it."""
-        if self._distance >= 0:
-            return gaussian_epsilon_bounds(self._distance, delta)
-        return inverted(self.bound, delta)
 
-
-class BoundedDirection(Protocol):
-    """An object with bounds on one direction's δ(ε), ε ≥ 0, and on its inverse."""
-
-    def bound(self, epsilon: float, end: int) -> float:
-        """A lower (``end`` 0) or an upper (1) bound on δ at ``epsilon`` ≥ 0."""
-
-    def epsilons(self, delta: float) -> Bounds:
-        """Bounds on the smallest ε ≥ 0 at ``delta``."""
-
-
-class Least:
-    """The pointwise minimum of several profiles of the same direction."""
-
-    def __init__(self, profiles: Sequence[BoundedDirection]) -> None:
-        self._profiles = profiles
-
-    def bound(self, epsilon: float, end: int) -> float:
-        """A lower (``end`` 0) or an upper (1) bound on δ at ``epsilon`` ≥ 0."""
-        return min(profile.bound(epsilon, end) for profile in self._profiles)
-
-    def epsilons(self, delta: float) -> Bounds:
-        """Bounds on the smallest ε ≥ 0 at ``delta``: the least of all profiles'."""
-        return Bounds(*map(min, zip(*(p.epsilons(delta) for p in self._profiles), strict=True)))
+# (ε ≥ 0, end) → a lower (``end`` 0) or an upper (1) bound on one direction's δ(ε).
+DirectionBound = Callable[[float, int], float]
 
 
 class Curve:
     """A lower or an upper bound on a privacy profile, at every real ε.
 
     Args:
-        ahead: the profile of this direction.
-        behind: the profile of the other direction.
+        ahead: bounds on the profile of this direction, of which the least counts.
+        behind: bounds on the profile of the other direction.
         above: True for an upper bound.
     """
 
-    def __init__(self, ahead: BoundedDirection, behind: BoundedDirection, *, above: bool) -> None:
+    def __init__(
+        self, ahead: Sequence[DirectionBound], behind: Sequence[DirectionBound], *, above: bool
+    ) -> None:
         self._ahead, self._behind, self._above = ahead, behind, above
 
     def delta(self, epsilon: float) -> float:
         """The bound on δ at ``epsilon``, in [0, 1]."""
         if epsilon >= 0:
-            return self._ahead.bound(epsilon, int(self._above))
+            return self._least(self._ahead, epsilon)
         # H(α) = 1 - α + α H'(1/α), where H' is the profile of the other direction.
         alpha = math.exp(epsilon)
-        value = 1 - alpha * (1 - self._behind.bound(-epsilon, int(self._above)))
+        value = 1 - alpha * (1 - self._least(self._behind, -epsilon))
         slip = 4 * EPS if self._above else -4 * EPS
         return min(1.0, max(0.0, value + slip))
+
+    def _least(self, bounds: Sequence[DirectionBound], epsilon: float) -> float:
+        return min(bound(epsilon, int(self._above)) for bound in bounds)
 
     def deltas(self, epsilons: Array) -> Array:
         """The bounds on δ at each of ``epsilons``, shape (n,), in [0, 1]."""
@@ -1203,4 +1178,4 @@ class Curve:
 
     def epsilon(self, delta: float) -> float:
         """The bound on the smallest ε ≥ 0 that holds at ``delta``; ∞ if none is known."""
-        return self._ahead.epsilons(delta)[self._above]
+        return inverted(lambda at, _: self._least(self._ahead, at), delta)[self._above]

@@ -179,11 +179,11 @@ def recovered(plan: Plan, held: list[CanaryRecords]) -> attack.Array:
 
 def _trainers(plan: Plan, held: list[CanaryRecords]) -> tuple[SharedModel, InProcess]:
     shared, device = SharedModel(held[0].model(torch.float32)), torch.device("cpu")
+    records = [as_records(one.data, torch.float32, device) for one in held]
     holders = [
-        Holder(plan, as_records(r.data, torch.float32, device), held[0].loss, Secrets.draw(Seeds()))
-        for r in held
+        Holder(plan, own, held[0].loss, Secrets.draw(Seeds()), gradients=True) for own in records
     ]
-    return shared, InProcess(shared, holders, gradients=True)
+    return shared, InProcess(shared, holders)
 
 
 class _Overheard:

@@ -25,10 +25,11 @@ from torch.utils.data import Dataset
 from forethought.accounting.tradeoff import tradeoff
 from forethought.auditing import canaries
 from forethought.auditing.verdict import Finding, certain
-from forethought.gradients.batches import bits
+from forethought.gradients.batches import bits, select
 from forethought.gradients.clipped import numbers_behind
 from forethought.gradients.sums import flat
 from forethought.rounds.contributions import Gradients, Loss
+from forethought.rounds.private_sum import NoisedSum
 from forethought.rounds.records import Records, content
 from forethought.training.run import train
 from forethought.values.mechanism import Examples, FullBatch, Mechanism, Rounds
@@ -87,13 +88,8 @@ TRAINING_ROUNDS = 10
 def full_batch(plan: Plan, examples: int, clip: Clip | None = None, rounds: int = 1) -> Plan:
     """A plan with all records in every round and without noise, which releases the exact sums."""
     (clipping,) = {part.clipping for part in plan.mechanism}
-    parts = Rounds(0.0, rounds, FullBatch(), clipping)
-    return plan.with_(
-        mechanism=Mechanism(parts, adjacency=plan.mechanism.adjacency),
-        examples=examples,
-        clip=clip or plan.clip,
-        budget=None,
-    )
+    parts = [Rounds(0.0, rounds, FullBatch(), clipping)]
+    return canaries.with_parts(plan, parts, examples).with_(clip=clip or plan.clip)
 
 
 def claimed_distance(plan: Plan) -> float:
@@ -165,12 +161,8 @@ class _TakenRecords(Dataset[Any]):
 
     def some(self, chosen: NDArray[np.int64]) -> _TakenRecords:
         """The chosen records."""
-
-        def pick(leaf: Any) -> Any:
-            return leaf[torch.from_numpy(chosen).to(leaf.device)]
-
-        inputs, targets = tree_map(pick, (self.inputs, self.targets))
-        return _TakenRecords(inputs, targets, len(chosen))
+        index = torch.from_numpy(chosen)
+        return _TakenRecords(select(self.inputs, index), select(self.targets, index), len(chosen))
 
     def with_one(self, place: int, source: int, way: Callable[[Any], Any]) -> _TakenRecords:
         """The record at ``place`` replaced by another, whose inputs are altered."""
@@ -210,16 +202,14 @@ class _ModelCase:
 
     def total(self, batch: _TakenRecords, clip: Clip, seed: int = 0) -> Array:
         """The sum of clipped contributions over all parameters, in units of C."""
-        plan = canaries.recorded_plan(full_batch(self.plan, batch.size, clip))
+        plan = full_batch(self.plan, batch.size, clip).with_(use=canaries.STILL)
         kept: list[Array] = []
-        (scale,) = canaries.divisors(plan)
 
-        def see(gradients: list[torch.Tensor]) -> None:
-            flat = [g.detach().cpu().double().numpy().reshape(-1) for g in gradients]
-            kept.append(np.concatenate(flat) * (scale / clip.norm))
+        def hear(noised: NoisedSum) -> None:
+            kept.append(noised.vector.detach().cpu().numpy() / clip.norm)
 
         options: dict[str, Any] = {"diagnostics": False, "log_every": 1, "seed": seed}
-        with canaries.watching(see):
+        with canaries.hearing(hear):
             train(self.model, batch.data, plan, loss=self.loss, **options)
         return kept[0]
 

@@ -5,16 +5,15 @@ from __future__ import annotations
 import json
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from forethought.commands import command
+from forethought.commands.command import argument, flag, option
 from forethought.values.checks import without_none
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from forethought.auditing.replay import Replay
     from forethought.auditing.verdict import Audit
     from forethought.values.plan import Plan
@@ -22,40 +21,25 @@ if TYPE_CHECKING:
 
 @command.app.command(
     epilog="Example: forethought account --examples 60000 --batch 256 --epochs 20 "
-    "--noise-multiplier 1.1 --delta 1e-5"
+    "--noise-multiplier 1.1 --delta 1e-5",
+    before="group",
 )
-@command.takes("account", before="group")
 def account(
-    path: Annotated[Path | None, typer.Argument(help="Plan, statement or run folder.")] = None,
-    group: Annotated[
-        int | None,
-        typer.Option(
-            "--group",
-            "--records-per-person",
-            help="Records protected together. Default: as many as the plan says, or 1.",
-        ),
-    ] = None,
-    verify: Annotated[
-        bool, typer.Option("--verify", help="Recompute a statement; fail when it does not hold.")
-    ] = False,
-    public_key: Annotated[
-        Path | None, typer.Option(help="With --verify: the key that must have signed it.")
-    ] = None,
-    ledger: Annotated[
-        str | None,
-        typer.Option(
-            metavar="BOOK", help="With --verify: recompute the data set's total from its book."
-        ),
-    ] = None,
-    sign: Annotated[
-        Path | None, typer.Option(metavar="KEY", help="Sign a statement that holds; see keygen.")
-    ] = None,
-    compare: Annotated[
-        bool, typer.Option("--compare", help="Show what every other analysis says of it.")
-    ] = False,
+    output: command.Output,
+    path: Path | None = argument("Plan, statement or run folder.", default=None),
+    group: int | None = option(
+        "Records protected together. Default: as many as the plan says, or 1.",
+        "--group",
+        "--records-per-person",
+    ),
+    verify: bool = flag("--verify", "Recompute a statement; fail when it does not hold."),
+    public_key: Path | None = option("With --verify: the key that must have signed it."),
+    ledger: str | None = option(
+        "With --verify: recompute the data set's total from its book.", metavar="BOOK"
+    ),
+    sign: Path | None = option("Sign a statement that holds; see keygen.", metavar="KEY"),
+    compare: bool = flag("--compare", "Show what every other analysis says of it."),
     figure: command.Figures = None,
-    as_json: command.Json = False,
-    quiet: command.Quiet = False,
     **flags: Any,
 ) -> None:
     """Say exactly how private something is: from numbers, a plan, a run or a statement."""
@@ -67,7 +51,6 @@ def account(
     from forethought.report.figures import draw_statement
     from forethought.report.page import write_statement
 
-    console = command.console_for(quiet or as_json)
     verification = None
     delta, examples = flags.pop("delta"), flags.pop("examples")
     numbers = without_none({"examples": examples, **flags})
@@ -104,32 +87,32 @@ def account(
     warn_if_hollow(statement.delta, statement.examples, statement.group)
     asked = statement.mechanism, statement.delta, statement.examples, statement.group
     rows = comparison.compare(*asked) if compare else []
-    if as_json:
+    if output.as_json:
         more: dict[str, object] = {}
         if compare:
             more["comparison"] = [row.to_dict() for row in rows]
         if verification is not None:
             more["checked"] = list(verification.checked)
             more["not_checked"] = dict(verification.not_checked)
-        command.print_json({**json.loads(statement.to_json()), **more})
+        output.json({**json.loads(statement.to_json()), **more})
     else:
         page = path and (path if path.is_dir() else path.parent) / "statement.md"
         terminal.show_statement(
-            console,
+            output.console,
             statement,
             listed="statement.md" if page and page.is_file() else "what --json prints",
             verified=verification is not None,
         )
         if verification is not None:
-            terminal.show_verification(console, verification)
-        terminal.show_comparison(console, rows)
+            terminal.show_verification(output.console, verification)
+        terminal.show_comparison(output.console, rows)
     if figure is not None:
-        command.show_files(console, draw_statement(statement, figure))
+        output.show_files(draw_statement(statement, figure))
 
 
 @command.app.command(epilog="Example: forethought keygen signing.pem")
 def keygen(
-    path: Annotated[Path, typer.Argument(help="File of the private key; .pub is put beside it.")],
+    path: Path = argument("File of the private key; .pub is put beside it."),
 ) -> None:
     """Make a key to sign statements with: forethought account RUN --sign FILE."""
     from forethought.values import signing
@@ -141,46 +124,33 @@ def keygen(
 
 @command.app.command(epilog="Example: forethought audit job.toml --quick")
 def audit(
-    context: typer.Context,
-    path: Annotated[Path | None, typer.Argument(help="Job file, plan or run folder.")] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="A few seconds.")] = False,
-    thorough: Annotated[
-        bool, typer.Option("--thorough", help="More records, more games: minutes.")
-    ] = False,
-    replay: Annotated[
-        bool,
-        typer.Option("--replay", help="Replay rounds of a job or run against a slow reference."),
-    ] = False,
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds to replay.")] = 3,
-    one_run: Annotated[
-        bool, typer.Option("--one-run", help="Rehearse one run with canaries: how near to ε is it?")
-    ] = False,
-    canaries: Annotated[
-        str, typer.Option(help="With --one-run: gradients (seen in every sum) or inputs (losses).")
-    ] = "gradients",
-    false_alarm: Annotated[
-        float | None,
-        typer.Option(help="Chance that a sound run is refuted, all checks together. 1e-4."),
-    ] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder for audit.json and the figure.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Of the audit's own choices.")] = None,
-    self_test: Annotated[
-        bool, typer.Option("--self-test", help="Plant faults and show which check finds each.")
-    ] = False,
+    output: command.Output,
+    path: Path | None = argument("Job file, plan or run folder.", default=None),
+    quick: bool = flag("--quick", "A few seconds."),
+    thorough: bool = flag("--thorough", "More records, more games: minutes."),
+    replay: bool = flag("--replay", "Replay rounds of a job or run against a slow reference."),
+    rounds: int = option("Rounds to replay.", default=3, min=1),
+    one_run: bool = flag("--one-run", "Rehearse one run with canaries: how near to ε is it?"),
+    canaries: str = option(
+        "With --one-run: gradients (seen in every sum) or inputs (losses).", default="gradients"
+    ),
+    false_alarm: float | None = option(
+        "Chance that a sound run is refuted, all checks together. 1e-4."
+    ),
+    out: Path | None = option("Folder for audit.json and the figure."),
+    seed: int | None = option("Of the audit's own choices."),
+    self_test: bool = flag("--self-test", "Plant faults and show which check finds each."),
     data_dir: command.DataDir = None,
-    as_json: command.Json = False,
-    quiet: command.Quiet = False,
 ) -> None:
     """Try to refute what a run claims; it never proves it. Exit status 1 if refuted."""
     from forethought.jobs import audit as jobs
     from forethought.report import audit as report
     from forethought.report.terminal import counting
 
-    console = command.console_for(quiet or as_json)
     other = quick or thorough or replay
     command.together(
-        ("--rounds", command.given(context, "rounds"), "--replay", replay),
-        ("--canaries", command.given(context, "canaries"), "--one-run", one_run),
+        ("--rounds", output.given("rounds"), "--replay", replay),
+        ("--canaries", output.given("canaries"), "--one-run", one_run),
     )
     command.refuse(
         self_test and (other or one_run or (path, out, false_alarm) != (None, None, None)),
@@ -199,15 +169,15 @@ def audit(
         "--replay leaves nothing to chance: it goes with --rounds alone",
     )
     if path is None:
-        _self_test(console, seed, as_json)
+        _self_test(output, seed)
         return
     if replay:
-        with counting(console, "Replaying", rounds) as progress:
+        with counting(output.console, "Replaying", rounds) as progress:
             audited = jobs.replay(
                 path, rounds=rounds, data_dir=data_dir, out=out, progress=progress
             )
     else:
-        with counting(console, "Auditing", 5) as progress:
+        with counting(output.console, "Auditing", 5) as progress:
             audited = jobs.audit(
                 path,
                 data_dir=data_dir,
@@ -221,25 +191,23 @@ def audit(
     written, figure = jobs.save(audited)
     if figure is not None:
         report.draw_audit(audited.audit, figure)
-    if as_json:
+    if output.as_json:
         files = {"audit": str(written), "figure": None if figure is None else str(figure)}
-        command.print_json({**audited.audit.to_dict(), "files": files})
+        output.json({**audited.audit.to_dict(), "files": files})
     else:
-        report.show_audit(console, audited.audit)
-        command.show_files(console, [written], "\nwritten")
-        command.show_files(console, [] if figure is None else [figure])
+        report.show_audit(output.console, audited.audit)
+        output.show_files([written], "\nwritten")
+        output.show_files([] if figure is None else [figure])
     _end_refuted(audited.audit)
 
 
-def _self_test(console: Console, seed: int | None, as_json: bool) -> None:
+def _self_test(output: command.Output, seed: int | None) -> None:
     from forethought.auditing.audit import self_test
     from forethought.report import audit as report
 
     result = self_test(seed)
-    if as_json:
-        command.print_json(result.to_dict())
-    else:
-        report.show_self_test(console, result)
+    output.json(result.to_dict())
+    report.show_self_test(output.console, result)
     if not result.passed:
         missed = [row.name for row in result.faults if not row.caught]
         wrong = [row.name for row in result.sound if row.caught]
@@ -277,23 +245,20 @@ def saved(seen: Replay | None, plan: Plan, folder: Path, seconds: float) -> Audi
     return found.audit
 
 
-def judge(console: Console, found: Audit | None) -> None:
+def judge(output: command.Output, found: Audit | None) -> None:
     """Print the result of a replay, and end the command if it refutes the run."""
     from forethought.report.audit import show_audit
 
     if found is not None:
-        show_audit(console, found)
+        show_audit(output.console, found)
         _end_refuted(found)
 
 
 @command.app.command(epilog="Example: forethought report runs/mnist")
 def report(
-    folder: Annotated[Path, typer.Argument(help="Run folder.")],
-    pdf: Annotated[
-        bool, typer.Option("--pdf", help="Print report and statement with a browser found here.")
-    ] = False,
-    as_json: command.Json = False,
-    quiet: command.Quiet = False,
+    output: command.Output,
+    folder: Path = argument("Run folder."),
+    pdf: bool = flag("--pdf", "Print report and statement with a browser found here."),
 ) -> None:
     """Show a run's result and statement and draw its figures again, or say how far it came."""
     from forethought.accounting.statement import Statement
@@ -306,16 +271,17 @@ def report(
     def there(*names: str) -> bool:
         return any((folder / name).is_file() for name in names)
 
-    console = command.console_for(quiet or as_json)
     if there("statement.intoto.json"):
         if pdf:
             verified(folder)  # no other page is printed than the one that was signed
-        console.print("signed pages stay as they are: forethought account --sign draws them again")
+        output.console.print(
+            "signed pages stay as they are: forethought account --sign draws them again"
+        )
     if not there("statement.json"):
         command.refuse(pdf, f"the run in {folder} has not ended: there is no report to print")
         unfinished = UnfinishedRun.load(folder)
         values = unfinished.to_dict()
-        terminal.show_unfinished(console, unfinished)
+        terminal.show_unfinished(output.console, unfinished)
     elif there("federation.json", "gossip.json") or not (
         there("plan.json") and there("transcript.json")
     ):
@@ -323,10 +289,8 @@ def report(
         page = write_statement(folder)
         statement = Statement.load(folder / "statement.json")
         values = json.loads(statement.to_json())
-        terminal.show_statement(console, statement)
-        command.show_files(
-            console, [print_pdf(page, page.with_suffix(".pdf")) if pdf else page], "\npage"
-        )
+        terminal.show_statement(output.console, statement)
+        output.show_files([print_pdf(page, page.with_suffix(".pdf")) if pdf else page], "\npage")
     else:
         draw_run(RunSummary.load(folder), folder / "figures")
         summary = RunSummary.load(folder)
@@ -334,7 +298,6 @@ def report(
         values = summary.to_dict()
         pages = [folder / f"{name}.html" for name in ("report", "statement") if pdf]
         printed = [print_pdf(page, page.with_suffix(".pdf")) for page in pages]
-        terminal.show_summary(console, summary)
-        command.show_files(console, printed, "printed")
-    if as_json:
-        command.print_json(values)
+        terminal.show_summary(output.console, summary)
+        output.show_files(printed, "printed")
+    output.json(values)

@@ -55,6 +55,21 @@ PublicProxy = Annotated[
 _Command = TypeVar("_Command", bound=Callable[..., None])
 
 
+def option(help: str, *names: str, default: Any = None, **rules: Any) -> Any:
+    """The default of a parameter that is an option; ``...`` makes it a required one."""
+    return typer.Option(default, *names, help=help, **rules)
+
+
+def flag(name: str, help: str) -> Any:
+    """The default of a parameter that is true where its flag is given."""
+    return typer.Option(False, name, help=help)
+
+
+def argument(help: str, default: Any = ..., **rules: Any) -> Any:
+    """The default of a parameter that is an argument."""
+    return typer.Argument(default, help=help, **rules)
+
+
 class Output:
     """What a command prints, for a person or as JSON, and what the person typed.
 
@@ -102,13 +117,13 @@ class Output:
 class Words(Output):
     """What a command prints that has no JSON."""
 
-    FLAGS = {"quiet": Quiet}
+    FLAGS: ClassVar[Mapping[str, Any]] = {"quiet": Quiet}
 
 
 class Commands(typer.Typer):
     """Commands whose flags come from the kinds of their parameters, too."""
 
-    def command(  # type: ignore[override]
+    def command(
         self,
         name: str | None = None,
         *,

@@ -15,21 +15,20 @@ from rich.text import Text
 from forethought.accounting.interval import at_most
 from forethought.commands import command
 from forethought.commands.account import judge, saved, watching
+from forethought.commands.command import argument, flag, option
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from forethought.auditing.verdict import Audit
     from forethought.federated.statements import Policy
     from forethought.holders.taking_part import TookPart
     from forethought.jobs.holders import Kind
 
-federate = typer.Typer(
+federate = command.Commands(
     name="federate",
     help="Many holders, one model: plan, simulate and run a federation.",
     no_args_is_help=True,
 )
-gossip = typer.Typer(
+gossip = command.Commands(
     name="gossip",
     help="Private training without a server: neighbours on a graph average and step alone.",
     no_args_is_help=True,
@@ -71,18 +70,24 @@ def _kind(context: typer.Context) -> Kind:
     return "gossip" if family == gossip.info.name else "federation"
 
 
-def _plan(
-    context: typer.Context,
-    job_file: Path,
-    rehearse: bool,
-    proxy: str | None,
-    repeats: int,
-    save: Path | None,
-    data_dir: Path | None,
-    as_json: bool,
-    quiet: bool,
-    observers: list[str] | None = None,
+def plan(
+    output: command.Output,
+    job_file: Path = argument("Job file (TOML) with a \\[federation] or a \\[gossip]."),
+    rehearse: bool = flag(
+        "--rehearse", "Simulate it on a public proxy; predict accuracy, of a gossip by every graph."
+    ),
+    public_proxy: command.PublicProxy = None,
+    repeats: int | None = option(
+        "Runs of a rehearsal. Default: 3; of a gossip, 1 of each graph.", min=1
+    ),
+    observer: Annotated[
+        list[str] | None,
+        typer.Option(help="A distant worker; ε against what it sees. May be given again."),
+    ] = None,
+    save: Path | None = option("Write what all agree on here."),
+    data_dir: command.DataDir = None,
 ) -> None:
+    """Show what every client or worker would spend, send and take, before anybody trains."""
     from forethought.jobs.holders import holders_of, plan_job
     from forethought.jobs.job import from_file
     from forethought.jobs.public_proxy import GossipRehearsal
@@ -91,90 +96,39 @@ def _plan(
     from forethought.report.terminal import counting
 
     command.together(
-        ("--public-proxy", proxy is not None, "--rehearse", rehearse),
-        ("--repeats", command.given(context, "repeats"), "--rehearse", rehearse),
+        ("--public-proxy", public_proxy is not None, "--rehearse", rehearse),
+        ("--repeats", repeats is not None, "--rehearse", rehearse),
     )
-    console = command.console_for(quiet or as_json)
-    held = holders_of(from_file(job_file), _kind(context), data_dir)
-    found = plan_job(held, observers or ())
+    kind = _kind(output.context)
+    held = holders_of(from_file(job_file), kind, data_dir)
+    found = plan_job(held, observer or ())
     command.to_write(save, "--save", kind=type(held.agreed))
     if save is not None:
         held.agreed.save(save)
     rehearsal = None
     if rehearse:
-        with counting(console, "Rehearsing", repeats) as progress:
-            rehearsal = rehearsed(held, proxy, repeats, data_dir, progress)
-    if as_json:
-        more = {} if rehearsal is None else {"rehearsal": asdict(rehearsal)}
-        command.print_json({**found.to_dict(), **more})
-        return
-    report.show_plan(console, found)
+        runs = repeats or (3 if kind == "federation" else 1)
+        with counting(output.console, "Rehearsing", runs) as progress:
+            rehearsal = rehearsed(held, public_proxy, runs, data_dir, progress)
+    output.json(found.to_dict() | ({} if rehearsal is None else {"rehearsal": asdict(rehearsal)}))
+    report.show_plan(output.console, found)
     if isinstance(rehearsal, GossipRehearsal):
-        report.show_rehearsal(console, rehearsal)
+        report.show_rehearsal(output.console, rehearsal)
     elif rehearsal is not None:
-        command.say(console, rehearsal.text())
-
-
-@federate.command("plan", epilog="Example: forethought federate plan job.toml --rehearse")
-def federate_plan(
-    context: typer.Context,
-    job_file: Annotated[Path, typer.Argument(help="A job with a \\[federation].")],
-    rehearse: Annotated[
-        bool, typer.Option("--rehearse", help="Simulate it on a public proxy; predict accuracy.")
-    ] = False,
-    public_proxy: command.PublicProxy = None,
-    repeats: Annotated[int, typer.Option(help="Runs of a rehearsal.", min=1)] = 3,
-    save: Annotated[Path | None, typer.Option(help="Write the federation here.")] = None,
-    data_dir: command.DataDir = None,
-    as_json: command.Json = False,
-    quiet: command.Quiet = False,
-) -> None:
-    """Show what every client would spend, send and take, before anybody trains."""
-    _plan(context, job_file, rehearse, public_proxy, repeats, save, data_dir, as_json, quiet)
-
-
-@gossip.command("plan", epilog="Example: forethought gossip plan job.toml --rehearse")
-def gossip_plan(
-    context: typer.Context,
-    job_file: Annotated[Path, typer.Argument(help="A job with a \\[gossip].")],
-    rehearse: Annotated[
-        bool, typer.Option("--rehearse", help="Try every graph, and SYNC, on a public proxy.")
-    ] = False,
-    public_proxy: command.PublicProxy = None,
-    repeats: Annotated[int, typer.Option(help="Runs of each graph.", min=1)] = 1,
-    observer: Annotated[
-        list[str] | None,
-        typer.Option(help="A distant worker; ε against what it sees. May be given again."),
-    ] = None,
-    save: Annotated[Path | None, typer.Option(help="Write the gossip here.")] = None,
-    data_dir: command.DataDir = None,
-    as_json: command.Json = False,
-    quiet: command.Quiet = False,
-) -> None:
-    """Show what every worker would spend, what headroom costs, and which graph is quickest."""
-    options = save, data_dir, as_json, quiet, observer
-    _plan(context, job_file, rehearse, public_proxy, repeats, *options)
+        output.say(rehearsal.text())
 
 
 def simulate(
-    context: typer.Context,
+    output: command.Output,
     job_file: command.JobFile = None,
-    demo: Annotated[
-        bool, typer.Option("--demo", help="The digits over ten clients, or eight workers.")
-    ] = False,
-    out: Annotated[
-        Path | None, typer.Option(help="Folder for results, and to go on from. Default: none.")
-    ] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with the simulation in --out.")
-    ] = False,
-    workers: Annotated[int, typer.Option(help="Processes that compute; 0: this one.", min=0)] = 0,
-    engine: Annotated[
-        str, typer.Option(help="Of these processes: processes, ray, or ray:ADDRESS of a cluster.")
-    ] = "processes",
+    demo: bool = flag("--demo", "The digits over ten clients, or eight workers."),
+    out: Path | None = option("Folder for results, and to go on from. Default: none."),
+    resume: bool = flag("--resume", "Go on with the simulation in --out."),
+    workers: int = option("Processes that compute; 0: this one.", default=0, min=0),
+    engine: str = option(
+        "Of these processes: processes, ray, or ray:ADDRESS of a cluster.", default="processes"
+    ),
     data_dir: command.DataDir = None,
-    as_json: command.Json = False,
-    quiet: command.Quiet = False,
 ) -> None:
     """Train all holders of a job in virtual time on this computer."""
     from forethought.jobs.holders import holders_of, simulate_job
@@ -184,15 +138,14 @@ def simulate(
 
     command.refuse((job_file is not None) == demo, "give a job file or --demo")
     command.refuse(resume and out is None, "--resume goes on in a folder: give --out")
-    kind = _kind(context)
+    kind = _kind(output.context)
     name = "federated_demo" if kind == "federation" else "gossip_demo"
     request = built_in(name) if demo else from_file(job_file or Path())
-    console = command.console_for(quiet or as_json)
     held = holders_of(request, kind, data_dir)
-    report.show_agreed(console, held.agreed)
+    report.show_agreed(output.console, held.agreed)
     options: dict[str, Any] = {"resume": resume, "workers": workers, "engine": engine}
     try:
-        with counting(console, "updates", held.topology.most) as progress:
+        with counting(output.console, "updates", held.agreed.total) as progress:
             run, synchronous = simulate_job(held, out, progress=progress, **options)
     except KeyboardInterrupt:
         if out is None:
@@ -202,24 +155,18 @@ def simulate(
     summary = {**run.summary(), "synchronous_seconds": synchronous}
     if out is not None:
         report.draw_simulation(summary, out)
-    report.show_simulated(console, summary)
-    if as_json:
-        command.print_json({name: value for name, value in summary.items() if name != "timeline"})
+    report.show_simulated(output.console, summary)
+    output.json({name: value for name, value in summary.items() if name != "timeline"})
 
 
 def keys(
     context: typer.Context,
-    job_file: Annotated[
-        Path | None, typer.Argument(help="Job file (TOML); not with --member.")
-    ] = None,
-    out: Annotated[Path, typer.Option(help="Folder that is made.")] = Path("keys"),
-    member: Annotated[
-        str | None,
-        typer.Option(help="Make this member's own keys only: a client, a worker or 'server'."),
-    ] = None,
-    join: Annotated[
-        list[Path] | None, typer.Option(help="A member's identity.json; once for each member.")
-    ] = None,
+    job_file: Path | None = argument("Job file (TOML); not with --member.", default=None),
+    out: Path = option("Folder that is made.", default=Path("keys")),
+    member: str | None = option(
+        "Make this member's own keys only: a client, a worker or 'server'."
+    ),
+    join: list[Path] | None = option("A member's identity.json; once for each member."),
     data_dir: command.DataDir = None,
 ) -> None:
     """Make keys, certificates, the roster, and what all agree on.
@@ -269,13 +216,15 @@ _AS_WRITTEN = {"ignore_unknown_options": True, "allow_extra_args": True}
 for _family, _first in ((federate, "server"), (gossip, "hospital-b")):
     _name = _family.info.name
     _example = f"Example: forethought {_name} simulate job.toml --out runs/hospitals --workers 4"
+    _words = f"Example: forethought {_name} plan job.toml --rehearse"
+    _family.command(epilog=_words, without="observer" if _family is federate else "")(plan)
     _family.command("simulate", epilog=_example)(simulate)
     _family.command("keys", epilog="Example: " + _WAY.format(_name, _first))(keys)
     _family.command("faults", hidden=True, context_settings=_AS_WRITTEN)(faults)
 
 
 def _take_part(
-    console: Console,
+    output: command.Output,
     take: Callable[..., Any],
     kind: Kind,
     job_file: Path,
@@ -296,19 +245,21 @@ def _take_part(
     request, member = paying(from_file(job_file), ledger), Membership.load(key_folder, kind)
     name, plan = member.keys.identity.name, member.agreed.plan(member.place)
     folder = out or Path("runs") / f"{request.name}-{name}"
-    command.say(console, f"{name}: ledger and secrets in {folder} (keep it; it is yours alone)")
-    console.print(f"roster {member.roster.fingerprint} (compare it with the others)")
+    output.say(f"{name}: ledger and secrets in {folder} (keep it; it is yours alone)")
+    output.console.print(f"roster {member.roster.fingerprint} (compare it with the others)")
     start = time.perf_counter()
     with watching(replay, plan.rounds) as seen:
         done = take(request, key_folder, folder, **options)
     took, found = done if kind == "federation" else done.took, None
     if took.over:
         found = saved(seen, plan, folder, time.perf_counter() - start)
-    _show_part(console, took, folder)
+    _show_part(output, took, folder)
     return name, done, found
 
 
-def _progress(console: Console, told: Callable[..., tuple[object, str]]) -> Callable[..., None]:
+def _progress(
+    output: command.Output, told: Callable[..., tuple[object, str]]
+) -> Callable[..., None]:
     """A callback that prints a state whenever its key changes.
 
     Args:
@@ -321,7 +272,7 @@ def _progress(console: Console, told: Callable[..., tuple[object, str]]) -> Call
         now, text = told(*state)
         if now != shown:
             shown = now
-            console.print(text)
+            output.console.print(text)
 
     return look
 
@@ -351,10 +302,10 @@ def _of_cluster(updates: list[int]) -> tuple[object, str]:
     return list(updates), f"{sum(updates)} updates released: {', '.join(map(str, updates))}"
 
 
-def _show_part(console: Console, took: TookPart, folder: Path) -> None:
+def _show_part(output: command.Output, took: TookPart, folder: Path) -> None:
     """Print a member's alarms and its spent ε."""
     for *_, code, text in took.alarms:
-        console.print(Text.assemble(("alarm", "yellow"), f" {code}: {text}"))
+        output.console.print(Text.assemble(("alarm", "yellow"), f" {code}: {text}"))
     spent, outsider = took.statement, took.outsider
     if spent is None:
         return
@@ -366,7 +317,7 @@ def _show_part(console: Console, took: TookPart, folder: Path) -> None:
             "final model"
         )
     text += f"; statement{'' if outsider is None else 's'} in {folder}"
-    command.say(console, text)
+    output.say(text)
 
 
 def _paused() -> typer.Exit:
@@ -380,24 +331,17 @@ def _paused() -> typer.Exit:
     epilog="Example: forethought federate server job.toml --keys keys/server --page 8751"
 )
 def server(
-    context: typer.Context,
+    output: command.Output,
     job_file: FederationJob,
     key_folder: ServerKeys,
-    out: Annotated[
-        Path | None, typer.Option(help="Journal and results. Default: runs/JOB-server.")
-    ] = None,
+    out: Path | None = option("Journal and results. Default: runs/JOB-server."),
     address: Address = None,
     engine: Carrier = "grpc",
     certificates: Certificates = None,
-    page: Annotated[
-        int | None,
-        typer.Option(
-            help="Port of the status page on 127.0.0.1; 0: any free one.", max=65535, min=0
-        ),
-    ] = None,
+    page: int | None = option(
+        "Port of the status page on 127.0.0.1; 0: any free one.", max=65535, min=0
+    ),
     data_dir: command.DataDir = None,
-    as_json: command.Json = False,
-    quiet: command.Quiet = False,
 ) -> None:
     """Serve a federation until it is finished; started again, it goes on where it was."""
     from rich.live import Live
@@ -411,25 +355,25 @@ def server(
     command.together(
         ("--certificates", certificates, "--engine flower", not grpc),
         ("--page", page is not None, "--engine grpc", grpc),
-        ("--data-dir", command.given(context, "data_dir"), "--engine grpc", grpc),
-        ("--json", as_json, "--engine grpc", grpc),
+        ("--data-dir", output.given("data_dir"), "--engine grpc", grpc),
+        ("--json", output.as_json, "--engine grpc", grpc),
     )
     request = from_file(job_file)
     folder = out or Path("runs") / f"{request.name}-server"
-    console = command.console_for(quiet or as_json)
     if not grpc:
-        _by_flower(console, job_file, key_folder, folder, address, certificates)
+        _by_flower(output, job_file, key_folder, folder, address, certificates)
         return
 
     def began(port: int, page_port: int | None) -> None:
         words = f"listening on port {port}, journal in {folder}"
-        console.print(words, soft_wrap=True, markup=False)
+        output.console.print(words, soft_wrap=True, markup=False)
         if page_port is not None:
-            console.print(f"status page: http://127.0.0.1:{page_port}/")
+            output.console.print(f"status page: http://127.0.0.1:{page_port}/")
 
-    live = Live(console=console, auto_refresh=False) if console.is_terminal else None
+    terminal = output.console.is_terminal
+    live = Live(console=output.console, auto_refresh=False) if terminal else None
     look: Callable[[Any], None] = (
-        _progress(console, _of_server)
+        _progress(output, _of_server)
         if live is None
         else lambda status: live.update(status_table(status), refresh=True)
     )
@@ -447,14 +391,13 @@ def server(
     if not served.finished:
         raise typer.Exit(command.fail("stopped; the same command goes on where it was", 130))
     if accuracy is not None:
-        console.print(f"accuracy on held-out data {accuracy:.2%}")
-    command.say(console, f"model in {folder}")
-    if as_json:
-        command.print_json({"accuracy": accuracy, **served.status.to_dict()})
+        output.console.print(f"accuracy on held-out data {accuracy:.2%}")
+    output.say(f"model in {folder}")
+    output.json({"accuracy": accuracy, **served.status.to_dict()})
 
 
 def _by_flower(
-    console: Any,
+    output: command.Output,
     job_file: Path,
     key_folder: Path,
     folder: Path,
@@ -472,35 +415,30 @@ def _by_flower(
         raise typer.Exit(command.fail(words, 130)) from None
     if status:
         raise typer.Exit(command.fail("flwr run failed; what it printed says why", 1))
-    command.say(console, f"journal and model in {folder}, on the SuperLink's machine")
+    output.say(f"journal and model in {folder}, on the SuperLink's machine")
 
 
 @federate.command(epilog="Example: forethought federate client job.toml --keys keys/hospital-a")
 def client(
+    output: command.Output,
     job_file: FederationJob,
     key_folder: ServerKeys,
     out: MemberFolder = None,
     address: Address = None,
     engine: Carrier = "grpc",
     certificates: Certificates = None,
-    node_key: Annotated[
-        Path | None,
-        typer.Option(help="Private key that Flower's SuperLink knows this node by (OpenSSH)."),
-    ] = None,
+    node_key: Path | None = option(
+        "Private key that Flower's SuperLink knows this node by (OpenSSH)."
+    ),
     epsilon: Allowed = None,
     delta: AtDelta = None,
-    leave: Annotated[
-        bool,
-        typer.Option(
-            "--leave", help="The server goes on without you; without masks you may begin again."
-        ),
-    ] = False,
+    leave: bool = flag(
+        "--leave", "The server goes on without you; without masks you may begin again."
+    ),
     witness: WitnessFolder = None,
     ledger: command.Paying = None,
     replay: command.Replayed = None,
     data_dir: command.DataDir = None,
-    as_json: command.Json = False,
-    quiet: command.Quiet = False,
 ) -> None:
     """Take part in a federation; Ctrl-C pauses, the same command goes on."""
     from forethought.holders.topology import LEFT
@@ -510,9 +448,8 @@ def client(
         ("--certificates", certificates, "--engine flower", engine != "grpc"),
         ("--node-key", node_key, "--engine flower", engine != "grpc"),
     )
-    console = command.console_for(quiet or as_json)
     name, took, found = _take_part(
-        console,
+        output,
         jobs.take_part_in_job,
         "federation",
         *(job_file, key_folder, out, ledger, replay),
@@ -524,23 +461,22 @@ def client(
         data_dir=data_dir,
         leave=leave,
         witness=witness,
-        look=_progress(console, _of_client),
+        look=_progress(output, _of_client),
     )
-    if as_json:
-        command.print_json(
-            {
-                "name": name,
-                "reason": took.reason,
-                "updates": took.updates,
-                "epsilon": None if took.statement is None else took.statement.guarantee,
-                "alarms": [raised.code for raised in took.alarms],
-            }
-        )
+    output.json(
+        {
+            "name": name,
+            "reason": took.reason,
+            "updates": took.updates,
+            "epsilon": None if took.statement is None else took.statement.guarantee,
+            "alarms": [raised.code for raised in took.alarms],
+        }
+    )
     if took.reason is None:
         raise _paused()
     if not took.over and took.reason != LEFT:
         raise typer.Exit(command.fail(took.reason, 1))
-    judge(console, found)
+    judge(output, found)
 
 
 def _policy(epsilon: float | None, delta: float | None) -> Policy | None:
@@ -558,42 +494,34 @@ def _policy(epsilon: float | None, delta: float | None) -> Policy | None:
 
 @gossip.command("train", epilog="Example: forethought gossip train job.toml --out runs/cluster")
 def gossip_train(
-    job_file: Annotated[Path, typer.Argument(help="Job file (TOML) with a \\[gossip].")],
-    out: Annotated[
-        Path | None,
-        typer.Option(help="Folder with a folder of each worker. Default: runs/JOB-NAME."),
-    ] = None,
-    address: Annotated[
-        str | None,
-        typer.Option(help="Ray cluster: host:port or auto. Default: processes of this machine."),
-    ] = None,
+    output: command.Output,
+    job_file: Path = argument("Job file (TOML) with a \\[gossip]."),
+    out: Path | None = option("Folder with a folder of each worker. Default: runs/JOB-NAME."),
+    address: str | None = option(
+        "Ray cluster: host:port or auto. Default: processes of this machine."
+    ),
     data_dir: command.DataDir = None,
-    as_json: command.Json = False,
-    quiet: command.Quiet = False,
 ) -> None:
     """Train a job's gossip on a Ray cluster; Ctrl-C pauses, the same command goes on."""
     from forethought.jobs.holders import section_of
     from forethought.jobs.job import from_file
     from forethought.jobs.members import cluster_workers
 
-    console = command.console_for(quiet or as_json)
     request = from_file(job_file)
     folder = out or Path("runs") / request.name
     section_of(request.job, "gossip")  # refuses a job without one, before anything is told
-    command.say(console, f"ledgers and secrets in {folder} (keep it)")
-    look = _progress(console, _of_cluster)
+    output.say(f"ledgers and secrets in {folder} (keep it)")
+    look = _progress(output, _of_cluster)
     done = cluster_workers(request, folder, address=address, data_dir=data_dir, look=look)
     found = [one.summary() for one in done]
     for one in found:
         spent = "nothing" if one["epsilon"] is None else f"ε {at_most(one['epsilon'])}"
         accuracy = "" if one["accuracy"] is None else f", accuracy {one['accuracy']:.1%}"
-        command.say(
-            console,
+        output.say(
             f"{one['name']}: {one['reason'] or 'paused'}, {one['updates']} updates, {spent} "
             f"against the neighbours{accuracy}",
         )
-    if as_json:
-        command.print_json({"workers": found})
+    output.json({"workers": found})
     if any(one["reason"] is None for one in found):
         raise _paused()
     if any(one["reason"] == "ledger set back" for one in found):
@@ -602,32 +530,27 @@ def gossip_train(
 
 @gossip.command(epilog="Example: forethought gossip peer job.toml --keys keys/hospital-a")
 def peer(
-    job_file: Annotated[Path, typer.Argument(help="Job file (TOML) with a \\[gossip].")],
-    key_folder: Annotated[
-        Path, typer.Option("--keys", help="Own folder of keys, with roster, gossip, first weights.")
-    ],
+    output: command.Output,
+    job_file: Path = argument("Job file (TOML) with a \\[gossip]."),
+    key_folder: Path = option(
+        "Own folder of keys, with roster, gossip, first weights.", "--keys", default=...
+    ),
     out: MemberFolder = None,
-    listen: Annotated[
-        str | None,
-        typer.Option(
-            help="host:port to listen on. Default: the roster's.", callback=command.host_port
-        ),
-    ] = None,
+    listen: str | None = option(
+        "host:port to listen on. Default: the roster's.", callback=command.host_port
+    ),
     epsilon: Allowed = None,
     delta: AtDelta = None,
     witness: WitnessFolder = None,
     ledger: command.Paying = None,
     replay: command.Replayed = None,
     data_dir: command.DataDir = None,
-    as_json: command.Json = False,
-    quiet: command.Quiet = False,
 ) -> None:
     """Be one worker of a gossip between sites; Ctrl-C pauses, the same command goes on."""
     from forethought.jobs import members as jobs
 
-    console = command.console_for(quiet or as_json)
     _, done, found = _take_part(
-        console,
+        output,
         jobs.site_worker,
         "gossip",
         *(job_file, key_folder, out, ledger, replay),
@@ -635,13 +558,12 @@ def peer(
         epsilon=epsilon,
         delta=delta,
         data_dir=data_dir,
-        look=_progress(console, _of_worker),
+        look=_progress(output, _of_worker),
         witness=witness,
     )
     if done.accuracy is not None:
-        console.print(f"accuracy {done.accuracy:.1%} of this worker's model")
-    if as_json:
-        command.print_json(done.summary())
+        output.console.print(f"accuracy {done.accuracy:.1%} of this worker's model")
+    output.json(done.summary())
     drove = done.took.drove
     if "alone" in drove.counts:
         words = "nobody is there; if all have finished, the statement is the last word of this one"
@@ -650,4 +572,4 @@ def peer(
         raise _paused()
     if drove.reason == "ledger set back":
         raise typer.Exit(command.fail("the ledger was set back: restore the newest one", 1))
-    judge(console, found)
+    judge(output, found)

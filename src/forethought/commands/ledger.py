@@ -11,12 +11,13 @@ import typer
 
 from forethought.accounting.interval import at_least, at_most
 from forethought.commands import command
+from forethought.commands.command import argument, flag, option
 
 if TYPE_CHECKING:
     from forethought.ledger.book import Book
     from forethought.ledger.store import Store
 
-ledger = typer.Typer(
+ledger = command.Commands(
     name="ledger",
     help="One budget for everything that is ever learned from a data set.",
     no_args_is_help=True,
@@ -72,34 +73,24 @@ def _store(place: str, key: Path | None) -> Store:
     epilog="Example: forethought ledger open books.db --data trials --epsilon 2 --delta 1e-6",
 )
 def open_account(
-    context: typer.Context,
+    output: command.Words,
     place: Place,
     data: Data,
-    epsilon: Annotated[float, typer.Option(help="ε of everything together.")],
-    delta: Annotated[float, typer.Option(help="δ of everything together.")],
-    until: Annotated[
-        str | None, typer.Option(help="Last day on which something may be reserved, YYYY-MM-DD.")
-    ] = None,
-    adjacency: Annotated[
-        str, typer.Option(help="Of every plan: add-or-remove, zero-out or replace-one.")
-    ] = "add-or-remove",
-    unit: Annotated[
-        str, typer.Option(help="Whom the budget protects: a record, or a person.")
-    ] = "record",
-    rule: Annotated[
-        str | None, typer.Option(help="How charges add up; docs/ledger.md has the rules.")
-    ] = None,
-    blocks: Annotated[
-        int | None,
-        typer.Option(
-            help="Parts of a run that return if never begun when it stops. Default: 1, the "
-            "cheapest; 0: as many as cost 3 % more at most.",
-            min=0,
-            max=100,
-        ),
-    ] = None,
+    epsilon: float = option("ε of everything together.", default=...),
+    delta: float = option("δ of everything together.", default=...),
+    until: str | None = option("Last day on which something may be reserved, YYYY-MM-DD."),
+    adjacency: str = option(
+        "Of every plan: add-or-remove, zero-out or replace-one.", default="add-or-remove"
+    ),
+    unit: str = option("Whom the budget protects: a record, or a person.", default="record"),
+    rule: str | None = option("How charges add up; docs/ledger.md has the rules."),
+    blocks: int | None = option(
+        "Parts of a run that return if never begun when it stops. Default: 1, the "
+        "cheapest; 0: as many as cost 3 % more at most.",
+        min=0,
+        max=100,
+    ),
     key: Key = None,
-    quiet: command.Quiet = False,
 ) -> None:
     from forethought.accounting.interval import warn_if_hollow
     from forethought.ledger.book import Account
@@ -109,7 +100,7 @@ def open_account(
 
     chosen: dict[str, Any] = {"adjacency": adjacency, "unit": unit}
     account = Account(data, Budget(epsilon, delta), until=until, **chosen)
-    new = context.info_name == "create"
+    new = output.context.info_name == "create"
     rule_of(account, rule, blocks)  # before a new book is made
     warn_if_hollow(delta, None)
     with closing(
@@ -117,8 +108,7 @@ def open_account(
     ) as book:
         made = book.open_account(account, rule, blocks)
     end = "" if made.until is None else f" until {made.until}"
-    command.say(
-        command.console_for(quiet),
+    output.say(
         f"{place}: account of {made.data!r}, ε {made.budget.epsilon:g} at δ "
         f"{made.budget.delta:g}{end}. In a job: [ledger] url = {url_of(place)!r}, "
         f"data = {made.data!r}",
@@ -129,23 +119,18 @@ def open_account(
     epilog="Example: forethought ledger reserve books.db --data patients --plan plan.json"
 )
 def reserve(
+    output: command.Output,
     place: Place,
     data: Data,
-    plan: Annotated[
-        list[Path],
-        typer.Option(
-            help="Saved plan whose whole mechanism is reserved; repeated: a series, fixed now, "
-            "released in this order, which composes exactly."
-        ),
-    ],
-    purpose: Annotated[str, typer.Option(help="Of the run, for whoever reads the book.")] = "",
-    partition: Annotated[
-        str | None, typer.Option(help='Records of one part only: "site=A".')
-    ] = None,
+    plan: list[Path] = option(
+        "Saved plan whose whole mechanism is reserved; repeated: a series, fixed now, "
+        "released in this order, which composes exactly.",
+        default=...,
+    ),
+    purpose: str = option("Of the run, for whoever reads the book.", default=""),
+    partition: str | None = option('Records of one part only: "site=A".'),
     token_file: TokenFile = None,
     key: Key = None,
-    as_json: command.Json = False,
-    quiet: command.Quiet = False,
 ) -> None:
     """Reserve plans by hand, for what this program does not run itself."""
     from forethought.ledger.book import Charge, unit_of
@@ -161,23 +146,19 @@ def reserve(
     with closing(_book(place, token_file, key)) as book:
         made = book.reserve(data, charge, purpose=purpose)
         total = book.total(data)
-    if as_json:
-        command.print_json({"reservation": made.number, "total": asdict(total)})
-    else:
-        command.say(
-            command.console_for(quiet),
-            f"reservation {made.number}; {data!r} has ε {at_least(total.left)} left for one more "
-            "release",
-        )
+    output.json({"reservation": made.number, "total": asdict(total)})
+    output.say(
+        f"reservation {made.number}; {data!r} has ε {at_least(total.left)} left for one more "
+        "release",
+    )
 
 
 @ledger.command(epilog="Example: forethought ledger show books.db --data patients")
 def show(
+    output: command.Output,
     place: Place,
-    data: Annotated[str | None, typer.Option("--data", help="One data set. Default: all.")] = None,
+    data: str | None = option("One data set. Default: all.", "--data"),
     token_file: TokenFile = None,
-    as_json: command.Json = False,
-    quiet: command.Quiet = False,
 ) -> None:
     """Show what is spent, what is left, and what that can still buy."""
     from forethought.ledger.page import shown
@@ -185,27 +166,20 @@ def show(
     with closing(_book(place, token_file)) as book:
         names = [account.data for account in book.accounts()] if data is None else [data]
         found = [shown(book, name) for name in names]
-    console = command.console_for(quiet or as_json)
     for text, _ in found:
-        command.say(console, text)
+        output.say(text)
     if not found:
-        console.print("no account yet: forethought ledger open")
-    if as_json:
-        command.print_json([values for _, values in found])
+        output.console.print("no account yet: forethought ledger open")
+    output.json([values for _, values in found])
 
 
 @ledger.command(epilog="Example: forethought ledger verify books.db --head sha256:…")
 def verify(
+    output: command.Output,
     place: Place,
-    head: Annotated[
-        str | None, typer.Option(help="A hash that must be in it, such as a statement's.")
-    ] = None,
-    public_key: Annotated[
-        Path | None, typer.Option(help="Key that must have signed every entry.", dir_okay=False)
-    ] = None,
+    head: str | None = option("A hash that must be in it, such as a statement's."),
+    public_key: Path | None = option("Key that must have signed every entry.", dir_okay=False),
     token_file: TokenFile = None,
-    as_json: command.Json = False,
-    quiet: command.Quiet = False,
 ) -> None:
     """Find any edit, deletion or reordering in a book, or in its JSON export."""
     from forethought.ledger.chain import verify_export
@@ -217,25 +191,22 @@ def verify(
     else:
         with closing(_book(place, token_file, public_key)) as book:
             problems = book.verify(head)
-    if as_json:
-        command.print_json({"problems": list(problems)})
+    output.json({"problems": list(problems)})
     if problems:
         raise typer.Exit(command.fail(f"{place} does not verify: {'; '.join(problems)}", 1))
-    command.console_for(quiet or as_json).print(
-        f"{place} verifies: chain, signatures, sums and lives"
-    )
+    output.console.print(f"{place} verifies: chain, signatures, sums and lives")
 
 
 @ledger.command(
     epilog="Example: forethought ledger export books.db --data patients --out patients.html"
 )
 def export(
+    output: command.Words,
     place: Place,
-    out: Annotated[Path, typer.Option(help="patients.html for one data set, book.json for all.")],
-    data: Annotated[str | None, typer.Option("--data", help="Of the page.")] = None,
+    out: Path = option("patients.html for one data set, book.json for all.", default=...),
+    data: str | None = option("Of the page.", "--data"),
     overwrite: command.Overwrite = False,
     token_file: TokenFile = None,
-    quiet: command.Quiet = False,
 ) -> None:
     """For an auditor: the year of a data set as one page, or the whole book as JSON."""
     from forethought.ledger.chain import export as as_json
@@ -255,25 +226,25 @@ def export(
     with closing(_book(place, token_file)) as book:
         text = as_json(book.entries()) if data is None else account_page(book, data)
     write_text(out, text)
-    command.say(command.console_for(quiet), f"written  {out}")
+    output.say(f"written  {out}")
 
 
 @ledger.command(
     epilog='Example: forethought ledger end books.db 17 --rounds 250 --reason "disk lost"'
 )
 def end(
+    output: command.Words,
     place: Place,
-    number: Annotated[int, typer.Argument(help="The reservation.", min=1, max=_MOST)],
-    rounds: Annotated[int, typer.Option(help="Rounds to charge, its mark at least.", min=0)],
-    reason: Annotated[str, typer.Option(help="Why its run does not settle itself.")],
+    number: int = argument("The reservation.", min=1, max=_MOST),
+    rounds: int = option("Rounds to charge, its mark at least.", default=..., min=0),
+    reason: str = option("Why its run does not settle itself.", default=...),
     token_file: TokenFile = None,
     key: Key = None,
-    quiet: command.Quiet = False,
 ) -> None:
     """Decide about a reservation whose run is gone for good; its owner's own decision."""
     with closing(_book(place, token_file, key)) as book:
         total = book.end(number, rounds, reason)
-    command.console_for(quiet).print(
+    output.console.print(
         f"reservation {number} ended with {rounds} rounds; ε {at_most(total.epsilon)} is spent, "
         f"{at_least(total.left)} left for one more release"
     )
@@ -284,31 +255,30 @@ def end(
     '--reason "hashes of a test file"'
 )
 def forget(
+    output: command.Words,
     place: Place,
-    entry: Annotated[int, typer.Argument(help="The entry that registered them.", min=1, max=_MOST)],
     data: Data,
-    reason: Annotated[str, typer.Option(help="Why they are nobody's.")],
+    entry: int = argument("The entry that registered them.", min=1, max=_MOST),
+    reason: str = option("Why they are nobody's.", default=...),
     token_file: TokenFile = None,
     key: Key = None,
-    quiet: command.Quiet = False,
 ) -> None:
     """Take out hashes of records that a run registered; its owner's own decision."""
     with closing(_book(place, token_file, key)) as book:
         taken = book.forget(data, entry, reason)
-    command.say(command.console_for(quiet), f"{taken:,} hashes of {data!r} are known no more")
+    output.say(f"{taken:,} hashes of {data!r} are known no more")
 
 
 @ledger.command(epilog="Example: forethought ledger identity hospital.identity")
 def identity(
-    path: Annotated[Path, typer.Argument(metavar="FILE", help="New file of the key.")],
-    quiet: command.Quiet = False,
+    output: command.Words,
+    path: Path = argument("New file of the key.", metavar="FILE"),
 ) -> None:
     """Make the key by which a book's users recognise records and persons; keep it from the book."""
     from forethought.ledger.identity import new_key
 
     new_key(path)
-    command.say(
-        command.console_for(quiet),
+    output.say(
         f"{path}: for every machine that trains on the book's data sets. In a job: [ledger] "
         f"identity = {str(path)!r}",
     )
@@ -316,14 +286,12 @@ def identity(
 
 @ledger.command(epilog="Example: forethought ledger token books.db oncology --role analyst")
 def token(
+    output: command.Words,
     place: Place,
-    name: Annotated[str, typer.Argument(help="Who will have it, as the book names them.")],
-    role: Annotated[
-        str | None, typer.Option(help="owner, analyst (reserves and trains) or auditor (reads).")
-    ] = None,
-    revoke: Annotated[bool, typer.Option("--revoke", help="Let it open nothing any more.")] = False,
+    name: str = argument("Who will have it, as the book names them."),
+    role: str | None = option("owner, analyst (reserves and trains) or auditor (reads)."),
+    revoke: bool = flag("--revoke", "Let it open nothing any more."),
     key: Key = None,
-    quiet: command.Quiet = False,
 ) -> None:
     """Make a token for the service; it is printed this once, the book keeps its hash."""
     command.refuse(revoke and role is not None, "--revoke goes without --role")
@@ -331,7 +299,7 @@ def token(
     with closing(_store(place, key)) as book:
         if revoke:
             book.revoke_token(name)
-            command.say(command.console_for(quiet), f"the token of {name!r} opens nothing any more")
+            output.say(f"the token of {name!r} opens nothing any more")
             return
         chosen: Any = role
         typer.echo(book.add_token(name, chosen))
@@ -342,24 +310,17 @@ def token(
     "--certificate-key site.key"
 )
 def serve(
+    output: command.Words,
     place: Place,
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="0: any that is free.", min=0, max=65535)] = 8760,
-    certificate: Annotated[
-        Path | None, typer.Option(help="PEM file; https instead of http.", dir_okay=False)
-    ] = None,
-    certificate_key: Annotated[
-        Path | None, typer.Option(help="Its private key.", dir_okay=False)
-    ] = None,
-    plain_http: Annotated[
-        bool,
-        typer.Option("--plain-http", help="Tokens in plain text to other machines, all the same."),
-    ] = False,
-    log: Annotated[
-        Path | None, typer.Option(help="File of a JSON line a request. Default: standard error.")
-    ] = None,
+    host: str = option("Address to listen on.", default="127.0.0.1"),
+    port: int = option("0: any that is free.", default=8760, min=0, max=65535),
+    certificate: Path | None = option("PEM file; https instead of http.", dir_okay=False),
+    certificate_key: Path | None = option("Its private key.", dir_okay=False),
+    plain_http: bool = flag(
+        "--plain-http", "Tokens in plain text to other machines, all the same."
+    ),
+    log: Path | None = option("File of a JSON line a request. Default: standard error."),
     key: Key = None,
-    quiet: command.Quiet = False,
 ) -> None:
     """Let training machines use the book with a token and no database credentials."""
     try:
@@ -374,7 +335,7 @@ def serve(
             host, port, certificate=certificate, key=certificate_key, plain=plain_http
         )
         scheme, found = "http" if certificate is None else "https", listener.getsockname()[1]
-        command.console_for(quiet).print(f"{place} at {scheme}://{host}:{found}; Ctrl-C ends it")
+        output.console.print(f"{place} at {scheme}://{host}:{found}; Ctrl-C ends it")
         with listener, nullcontext() if log is None else log.open("a", encoding="utf-8") as file:
             made = server(book, certificate=certificate, key=certificate_key, log=file)
             made.run(sockets=[listener])

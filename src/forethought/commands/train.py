@@ -5,44 +5,38 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 from rich.text import Text
 
 from forethought.commands import command
 from forethought.commands.account import judge, saved, watching
+from forethought.commands.command import argument, flag, option
 from forethought.values.checks import without_none
 
 # Largest number of rows of one statistic that are printed.
 ROWS = 12
 
 
-@command.app.command(epilog="Example: forethought train job.toml --out runs/mnist")
-@command.takes("train", before="data_dir")
+@command.app.command(
+    epilog="Example: forethought train job.toml --out runs/mnist", before="data_dir"
+)
 def train(
+    output: command.Output,
     job_file: command.JobFile = None,
-    plan_file: Annotated[
-        Path | None, typer.Option("--plan", help="Run this saved plan on the job's data and model.")
-    ] = None,
-    out: Annotated[Path | None, typer.Option(help="Run folder. Default: runs/NAME.")] = None,
-    resume: Annotated[
-        Path | None, typer.Option(help="Continue the interrupted run in this folder.")
-    ] = None,
+    plan_file: Path | None = option("Run this saved plan on the job's data and model.", "--plan"),
+    out: Path | None = option("Run folder. Default: runs/NAME."),
+    resume: Path | None = option("Continue the interrupted run in this folder."),
     overwrite: command.Overwrite = False,
-    demo: Annotated[bool, typer.Option("--demo", help="Run the built-in job.")] = False,
+    demo: bool = flag("--demo", "Run the built-in job."),
     ledger: command.Paying = None,
-    until_accuracy: Annotated[
-        float | None,
-        typer.Option(help="Go on in phases of less noise until this accuracy on held-out data."),
-    ] = None,
-    max_epsilon: Annotated[
-        float | None, typer.Option(help="Limit on ε of all phases. Default: the job's budget.")
-    ] = None,
+    until_accuracy: float | None = option(
+        "Go on in phases of less noise until this accuracy on held-out data."
+    ),
+    max_epsilon: float | None = option("Limit on ε of all phases. Default: the job's budget."),
     replay: command.Replayed = None,
     data_dir: command.DataDir = None,
-    as_json: command.Json = False,
-    quiet: command.Quiet = False,
     **flags: Any,
 ) -> None:
     """Plan and train a model privately; leave it with a statement of what was guaranteed."""
@@ -78,7 +72,7 @@ def train(
         request = overridden(built_in("demo") if demo else from_file(job_file or Path()), flags)
         request = paying(request, ledger)
         folder = out or Path("runs") / request.name
-    console = command.console_for(quiet or as_json or not leads())
+    output.console.quiet |= not leads()
     prepared = jobs.prepare(
         request,
         data_dir,
@@ -89,14 +83,14 @@ def train(
         out=folder,
         overwrite=overwrite,
     )
-    command.show_request(console, prepared.loaded.request)
-    terminal.show_plan(console, prepared.plan)
+    output.show_request(prepared.loaded.request)
+    terminal.show_plan(output.console, prepared.plan)
     start = time.perf_counter()
     try:
         with (
             launched(),
             watching(replay, prepared.plan.rounds) as seen,
-            terminal.progress_bar(console, prepared.plan.rounds) as progress,
+            terminal.progress_bar(output.console, prepared.plan.rounds) as progress,
         ):
             run = jobs.run(prepared, folder, resume=goes_on, overwrite=overwrite, progress=progress)
     except KeyboardInterrupt:
@@ -113,35 +107,32 @@ def train(
     write_pages(summary)
     results = jobs.named(summary.results, prepared.loaded)
     wide = summary.too_wide
-    terminal.show_result(console, run.statement, run.accuracy, seconds, folder, results, wide)
-    terminal.show_phases(console, run)
-    if as_json:
-        command.print_json({"folder": str(folder), "accuracy": run.accuracy, **_result(run)})
-    judge(console, found)
+    terminal.show_result(
+        output.console, run.statement, run.accuracy, seconds, folder, results, wide
+    )
+    terminal.show_phases(output.console, run)
+    if output.as_json:
+        output.json({"folder": str(folder), "accuracy": run.accuracy, **_result(run)})
+    judge(output, found)
 
 
 @command.app.command(
-    epilog="Example: forethought tune job.toml --learning-rate 0.1 --learning-rate 1 --trials 8"
+    epilog="Example: forethought tune job.toml --learning-rate 0.1 --learning-rate 1 --trials 8",
+    before="data_dir",
 )
-@command.takes("tune", before="data_dir")
 def tune(
+    output: command.Output,
     job_file: command.JobFile,
-    learning_rate: Annotated[
-        list[float] | None, typer.Option(help="Step size to try; repeatable.")
-    ] = None,
-    trials: Annotated[float, typer.Option(help="Mean number of trials.")] = 8,
-    distribution: Annotated[
-        str, typer.Option(help="Of the number of trials: negative-binomial or poisson.")
-    ] = "negative-binomial",
-    scoring: Annotated[
-        str, typer.Option(help="Held-out records: noised, public or unprotected.")
-    ] = "noised",
-    out: Annotated[Path | None, typer.Option(help="Run folder of the best trial.")] = None,
+    learning_rate: list[float] | None = option("Step size to try; repeatable."),
+    trials: float = option("Mean number of trials.", default=8),
+    distribution: str = option(
+        "Of the number of trials: negative-binomial or poisson.", default="negative-binomial"
+    ),
+    scoring: str = option("Held-out records: noised, public or unprotected.", default="noised"),
+    out: Path | None = option("Run folder of the best trial."),
     overwrite: command.Overwrite = False,
     ledger: command.Paying = None,
     data_dir: command.DataDir = None,
-    as_json: command.Json = False,
-    quiet: command.Quiet = False,
     **flags: Any,
 ) -> None:
     """Search for the best step size privately: one budget pays for the whole search."""
@@ -153,17 +144,16 @@ def tune(
     command.refuse(not rates, "give the step sizes to try: --learning-rate 0.1 --learning-rate 1")
     request = paying(overridden(from_file(job_file or Path()), flags), ledger)
     folder = out or Path("runs") / request.name
-    console = command.console_for(quiet or as_json)
-    command.show_request(console, request)
+    output.show_request(request)
     drawn = trials_of(distribution, trials)
     found = tune_job(
         request, folder, rates, drawn, scoring=scoring, overwrite=overwrite, data_dir=data_dir
     )
-    if as_json:
-        command.print_json({"folder": str(folder), **_result(found)})
+    if output.as_json:
+        output.json({"folder": str(folder), **_result(found)})
     else:
-        terminal.show_plan(console, found.plan)
-        terminal.show_result(console, found.statement, None, None, folder)
+        terminal.show_plan(output.console, found.plan)
+        terminal.show_result(output.console, found.statement, None, None, folder)
 
 
 def _result(run: Any) -> dict[str, Any]:
@@ -173,14 +163,11 @@ def _result(run: Any) -> dict[str, Any]:
 
 @command.app.command(epilog="Example: forethought release job.toml --out runs/counts")
 def release(
-    job_file: Annotated[Path, typer.Argument(help="Job file (TOML) with [\\[statistics]].")],
-    out: Annotated[Path | None, typer.Option(help="Folder of the result. Default: runs/NAME.")] = (
-        None
-    ),
+    output: command.Output,
+    job_file: Path = argument("Job file (TOML) with [\\[statistics]]."),
+    out: Path | None = option("Folder of the result. Default: runs/NAME."),
     ledger: command.Paying = None,
     data_dir: command.DataDir = None,
-    as_json: command.Json = False,
-    quiet: command.Quiet = False,
 ) -> None:
     """Release statistics of a table with noise: counts, means, quantiles, survival curves …"""
     from forethought.jobs.job import from_file, paying
@@ -189,36 +176,27 @@ def release(
     request = paying(from_file(job_file), ledger)
     folder = out or Path("runs") / request.name
     released, statement = release_job(request, folder, data_dir)
-    if as_json:
-        command.print_json(released.to_dict())
-        return
-    console = command.console_for(quiet)
+    output.json(released.to_dict())
     for one, found in zip(released.request.statistics, released.results, strict=True):
         for row in found[:ROWS]:
             value = min(max(row.value, row.low), row.high)  # the file has it as it was released
             name = one.name if row.name == one.name else f"{one.name}: {row.name}"
-            command.say(console, f"{name} {value:.6g} ({row.low:.6g} to {row.high:.6g})")
+            output.say(f"{name} {value:.6g} ({row.low:.6g} to {row.high:.6g})")
         if len(found) > ROWS:
-            command.say(console, f"{one.name}: {len(found) - ROWS} more rows in the folder")
-    command.say(console, f"{statement.sentences()[0]}\nResult and statement in {folder}")
+            output.say(f"{one.name}: {len(found) - ROWS} more rows in the folder")
+    output.say(f"{statement.sentences()[0]}\nResult and statement in {folder}")
 
 
 @command.app.command(
     epilog="Example: forethought predict runs/patients new.csv --out predictions.csv"
 )
 def predict(
+    output: command.Output,
     run: command.Run,
-    table: Annotated[
-        Path, typer.Argument(help="New records: CSV, Parquet, Excel; images: .npy, .npz.")
-    ],
-    out: Annotated[Path, typer.Option(help="Where to write, as CSV.")] = Path("predictions.csv"),
-    why: Annotated[
-        bool,
-        typer.Option("--why", help="Add what each column adds (additive, or linear of no basis)."),
-    ] = False,
+    table: Path = argument("New records: CSV, Parquet, Excel; images: .npy, .npz."),
+    out: Path = option("Where to write, as CSV.", default=Path("predictions.csv")),
+    why: bool = flag("--why", "Add what each column adds (additive, or linear of no basis)."),
     overwrite: command.Overwrite = False,
-    as_json: command.Json = False,
-    quiet: command.Quiet = False,
 ) -> None:
     """Apply a trained model to new records: a prediction and probabilities for each row."""
     from forethought.jobs.predict import load
@@ -227,21 +205,20 @@ def predict(
     command.to_write(out, overwrite=overwrite, reads=table)
     predictor = load(run)
     rows = predictor.predict_file(table, out, why)
-    command.say(command.console_for(quiet or as_json), f"{rows} predictions in {out}")
-    if as_json:
+    output.say(f"{rows} predictions in {out}")
+    if output.as_json:
         stated = predictor.statement
         values = {"out": str(out), "rows": rows, "classes": predictor.classes}
         values |= {"epsilon": stated.epsilon.upper if stated.private else None}
-        command.print_json({**values, "guarantee": stated.sentences()[0]})
+        output.json({**values, "guarantee": stated.sentences()[0]})
 
 
 @command.app.command(epilog="Example: forethought export runs/patients --onnx patients.onnx")
 def export(
+    output: command.Output,
     run: command.Run,
-    onnx: Annotated[Path, typer.Option(help="Where to write the model, as ONNX.")],
+    onnx: Path = option("Where to write the model, as ONNX.", default=...),
     overwrite: command.Overwrite = False,
-    as_json: command.Json = False,
-    quiet: command.Quiet = False,
 ) -> None:
     """Write a trained model for other systems: one ONNX file, from a table's columns to answers."""
     from forethought.jobs.onnx_export import before, write_onnx
@@ -252,10 +229,8 @@ def export(
     model, first = write_onnx(predictor, onnx), before(predictor)
     inputs = [value.name for value in model.graph.input]
     outputs = [value.name for value in model.graph.output]
-    console = command.console_for(quiet or as_json)
     names = f"{', '.join(inputs)} → {', '.join(outputs)}"
-    command.say(console, f"{onnx}: {names}, as forethought.load answers")
+    output.say(f"{onnx}: {names}, as forethought.load answers")
     if first:
-        console.print(Text(first["before"]))
-    if as_json:
-        command.print_json({"onnx": str(onnx), "inputs": inputs, "outputs": outputs, **first})
+        output.console.print(Text(first["before"]))
+    output.json({"onnx": str(onnx), "inputs": inputs, "outputs": outputs, **first})

@@ -280,41 +280,97 @@ class Descended:
     targets_clipped: int
 
 
+@dataclass(eq=False)
 class Path:
     """The weights of a descent from step to step.
 
     Args:
-        start: θ_0, any shape with the weights in the first dimension.
+        weights: θ_0, any shape with the weights in the first dimension; then θ_t.
         l2: λ.
         radius: radius of the ball of the projection; None for no projection.
         accelerated: True for Nesterov's momentum.
         apart: True projects each column separately, as the weights of separate models.
     """
 
-    def __init__(
-        self,
-        start: Tensor,
-        l2: float,
-        radius: float | None,
-        accelerated: bool,
-        apart: bool = False,
-    ) -> None:
-        self.weights, self._before = start, start
-        self._l2, self._radius, self._accelerated, self._apart = l2, radius, accelerated, apart
+    weights: Tensor
+    l2: float
+    radius: float | None
+    accelerated: bool
+    apart: bool = False
+
+    def __post_init__(self) -> None:
+        self._before = self.weights
 
     def place(self, t: int) -> Tensor:
         """The point at which iteration t = 1, 2, … evaluates the gradient."""
-        if not self._accelerated:
+        if not self.accelerated:
             return self.weights
         return self.weights + (t - 1) / (t + 2) * (self.weights - self._before)
 
     def step(self, place: Tensor, gradient: Tensor, size: float) -> None:
         """Step from ``place`` by the noised mean gradient (without the term λθ), and project."""
-        moved = place - size * (gradient + self._l2 * place)
-        if self._radius is not None:
-            norms = torch.linalg.vector_norm(moved, dim=0 if self._apart else None, keepdim=True)
-            moved = moved * (self._radius / norms).clamp(max=1.0)
+        moved = place - size * (gradient + self.l2 * place)
+        if self.radius is not None:
+            norms = torch.linalg.vector_norm(moved, dim=0 if self.apart else None, keepdim=True)
+            moved = moved * (self.radius / norms).clamp(max=1.0)
         self._before, self.weights = self.weights, moved
+
+
+class _Run:
+    """The records, the model and the path of a descent.
+
+    Args:
+        data: features, targets, and what happens above their bounds.
+    """
+
+    def __init__(
+        self,
+        problem: problems.Problem,
+        data: tuple[Any, Any, Above],
+        slope: Slope | None,
+        start: Any | None = None,
+        accelerated: bool = False,
+    ) -> None:
+        self.functions = functions_of(problem, slope)
+        self.records, self.clipped = bounded_records(problem, *data)
+        columns = self.records.features.shape[1]
+        self.model = LinearModel(columns, problem.outputs, self.functions.slope)
+        begun = beginning(start, self.model.weight)
+        self.path = Path(begun, problem.l2, problem.radius, accelerated)
+        self.uses = uses_of_data(slope is not None)
+
+    def rounds(self, privacy: Privacy, secrets: Secrets) -> PrivateRounds:
+        parameters = dict(self.model.named_parameters())
+        return PrivateRounds(privacy, parameters, self.functions.loss, secrets)
+
+    def advance(self, rounds: PrivateRounds, index: int, size: float) -> tuple[NoisedSum, Tensor]:
+        """Release a round at the path's place, and step; returns the noised gradient, too.
+
+        The gradient is that of the mean loss with the term λθ.
+        """
+        place = self.path.place(index + 1)
+        self.model.weight.copy_(place)
+        total = rounds.open(index)
+        total.add(self.model, self.records)
+        noised = total.release()
+        gradient = noised.mean().view_as(place)
+        self.path.step(place, gradient, size)
+        return noised, gradient + self.path.l2 * place
+
+    def finished(
+        self, plan: DescentPlan, transcript: Transcript, seeded: bool, **more: Any
+    ) -> Descended:
+        """The results and their statement; weights of the constant column are the intercept."""
+        # No batch is drawn at random, so only the noise's seed matters.
+        randomness = Randomness(seeded_noise=seeded)
+        statement = account(plan, randomness=randomness, not_covered=self.uses, **more)
+        statement = statement.of_run(transcript.releases())
+        value, columns, weights = plan.problem.intercept, plan.features, self.path.weights.numpy()
+        flat = weights[:, 0] if plan.problem.outputs == 1 else weights
+        held = flat[columns:].sum(0) * value if value else np.zeros(flat.shape[1:])
+        intercept = held if plan.problem.outputs > 1 else float(held)
+        weights = flat[:columns].copy()
+        return Descended(weights, intercept, statement, plan, transcript, *self.clipped)
 
 
 def descend(
@@ -363,20 +419,17 @@ def descend(
     require_payer(ledger)
     function("watch", watch)
     # What does not fit is refused before anything is paid.
-    problem, secrets = plan.problem, Secrets.draw(_settled(seeds))
-    loss = functions_of(problem, slope)
-    records, clipped = bounded_records(problem, features, targets, above)
-    examples, columns = records.features.shape
+    secrets = Secrets.draw(_settled(seeds))
+    run = _Run(plan.problem, (features, targets, above), slope, start, plan.accelerated)
+    examples, columns = run.records.features.shape
     if (examples, columns) != (plan.examples, plan.columns):
         given = (examples, columns - (plan.columns - plan.features))
         raise ValueError(
             f"the plan is for features of shape {(plan.examples, plan.features)}, the data has "
             f"{given}: the guarantee depends on it. Make the plan with the data's shape"
         )
-    model = LinearModel(plan.columns, problem.outputs, loss.slope)
-    path = Path(beginning(start, model.weight), problem.l2, problem.radius, plan.accelerated)
     with nullcontext() if ledger is None else ledger.paid(plan.mechanism) as paid:
-        rounds = PrivateRounds(plan.privacy, dict(model.named_parameters()), loss.loss, secrets)
+        rounds = run.rounds(plan.privacy, secrets)
         if paid is not None:
             before = len(plan.mechanism) - plan.rounds
             if prepared is not None:
@@ -384,25 +437,17 @@ def descend(
             rounds.note = marked(paid, None, before)
         with rounds, torch.no_grad():
             for index, size in enumerate(plan.steps):
-                place = path.place(index + 1)
-                model.weight.copy_(place)
-                total = rounds.open(index)
-                total.add(model, records)
-                noised = total.release()
-                path.step(place, noised.mean().view_as(place), size)
+                run.advance(rounds, index, size)
                 if watch is not None:
-                    watch(index + 1, path.weights.numpy().copy())
+                    watch(index + 1, run.path.weights.numpy().copy())
         transcript = with_preparation(prepared, rounds.transcript)
         seeded = secrets.seeded_noise or (prepared is not None and prepared.seeded)
         transcript.require(plan.mechanism)
-        # No batch is drawn at random, so only the noise's seed matters.
-        randomness, caveats = Randomness(seeded_noise=seeded), uses_of_data(slope is not None)
-        statement = account(plan, randomness=randomness, not_covered=caveats)
-        statement = statement.of_run(transcript.releases())
+        found = run.finished(plan, transcript, seeded)
         if paid is not None:
-            words = Caveat("in-the-book", paid.settle()[1])
-            statement = replace(statement, caveats=(*statement.caveats, words))
-    return finished(plan, path.weights.numpy(), statement, transcript, clipped)
+            caveats = (*found.statement.caveats, Caveat("in-the-book", paid.settle()[1]))
+            found = replace(found, statement=replace(found.statement, caveats=caveats))
+    return found
 
 
 def _settled(seeds: Seeds | None) -> Seeds:
@@ -458,21 +503,6 @@ def uses_of_data(own_loss: bool) -> list[Caveat]:
     return [*caveats, Caveat("declared-slope")] if own_loss else caveats
 
 
-def finished(
-    plan: DescentPlan,
-    weights: Array,
-    statement: Statement,
-    transcript: Transcript,
-    clipped: tuple[int, int],
-) -> Descended:
-    """A run's results, with the weights of the constant column as the intercept."""
-    value, columns = plan.problem.intercept, plan.features
-    flat = weights[:, 0] if plan.problem.outputs == 1 else weights
-    held = flat[columns:].sum(0) * value if value else np.zeros(flat.shape[1:])
-    intercept = held if plan.problem.outputs > 1 else float(held)
-    return Descended(flat[:columns].copy(), intercept, statement, plan, transcript, *clipped)
-
-
 # Noise in proportion to the gradient's norm during the run.
 #
 # Proposition 1 makes the noise proportional to the gradient, σ_t = ‖∇F(θ_t)‖/√d. The true norm
@@ -489,71 +519,48 @@ NEWEST = 0.3
 RATIO, MOST_SHARE = 1.0, 0.25
 
 
-class _StepwiseRun:
+class _StepwiseRun(_Run):
     """A run whose rounds are chosen one after the other, with steps of 1/(2M)."""
 
     def __init__(
         self,
         problem: problems.Problem,
-        features: Any,
-        targets: Any,
+        data: tuple[Any, Any, Above],
+        slope: Slope | None,
         budget: Budget,
         adjacency: Adjacency,
-        above: Above,
         seeds: Seeds | None,
-        slope: Slope | None,
     ) -> None:
         instance("budget", budget, Budget)
-        self.functions = functions_of(problem, slope)
+        super().__init__(problem, data, slope)
         self.seeds, self.transcript, self.seeded = _settled(seeds), Transcript(), False
         self.problem, self.budget, self.adjacency = problem, budget, adjacency
-        self.records, self.clipped = bounded_records(problem, features, targets, above)
-        self.columns = self.records.features.shape[1]
-        self.model = LinearModel(self.columns, problem.outputs, self.functions.slope)
-        self.path = Path(torch.zeros_like(self.model.weight), problem.l2, problem.radius, False)
         self.clip_norm = real("lipschitz", problem.lipschitz, above=0)
-        self.step = 1 / (2 * problem.smoothness)
+        self.size = 1 / (2 * problem.smoothness)
 
     def privacy(self, *rounds: Rounds, budget: Budget | None = None) -> Privacy:
         mechanism = Mechanism(*rounds, adjacency=self.adjacency)
         sizes = len(self.records), self.budget.delta, Clip(self.clip_norm)
         return Privacy(mechanism, *sizes, LinearExamples(), budget=budget)
 
-    def advance(self, rounds: Rounds) -> tuple[NoisedSum, Tensor]:
-        """Release one round with fresh secrets, and step; returns the loss's noised gradient, too.
-
-        The gradient is that of the mean loss with the term λθ.
-        """
-        index, place = len(self.transcript), self.path.weights
+    def next(self, rounds: Rounds) -> tuple[NoisedSum, Tensor]:
+        """Release one round with fresh secrets, and step, as :meth:`advance` does."""
         # Every round has number 0 here: with one secret, two equal rounds would have equal noise.
-        secrets = Secrets.draw(self.seeds.part(index))
+        secrets = Secrets.draw(self.seeds.part(len(self.transcript)))
         self.seeded |= secrets.seeded_noise
-        parameters = dict(self.model.named_parameters())
-        private = PrivateRounds(self.privacy(rounds), parameters, self.functions.loss, secrets)
+        private = self.rounds(self.privacy(rounds), secrets)
         with private, torch.no_grad():
-            self.model.weight.copy_(place)
-            total = private.open(0)
-            total.add(self.model, self.records)
-            noised = total.release()
+            found = self.advance(private, 0, self.size)
         self.transcript.extend(private.transcript)
-        gradient = noised.mean().view_as(place)
-        self.path.step(place, gradient, self.step)
-        return noised, gradient + self.problem.l2 * place
+        return found
 
-    def finished(
-        self, chosen: Caveat, uses: list[Caveat], ledger: GaussianFilter | None = None
-    ) -> Descended:
+    def ended(self, chosen: Caveat, budget: Budget | None = None, **more: Any) -> Descended:
         """The results, with the plan of the rounds that were run and its statement."""
-        budget, details = (None, None) if ledger is None else (ledger.budget, ledger.details())
-        parts = tuple(self.transcript.mechanism(self.adjacency))
-        columns = self.columns - bool(self.problem.intercept)
-        steps = [self.step] * len(self.transcript)
-        privacy = self.privacy(*parts, budget=budget)
+        privacy = self.privacy(*self.transcript.mechanism(self.adjacency), budget=budget)
+        columns = self.records.features.shape[1] - bool(self.problem.intercept)
+        steps = (self.size,) * len(self.transcript)
         plan = DescentPlan(self.problem, privacy, columns, steps, hyperparameters=chosen)
-        randomness = Randomness(seeded_noise=self.seeded)
-        statement = account(plan, accountant=details, randomness=randomness, not_covered=uses)
-        statement = statement.of_run(self.transcript.releases())
-        return finished(plan, self.path.weights.numpy(), statement, self.transcript, self.clipped)
+        return self.finished(plan, self.transcript, self.seeded, **more)
 
 
 def descend_steered(
@@ -586,7 +593,7 @@ def descend_steered(
         ValueError, TypeError: data or arguments do not fit.
     """
     most = whole("rounds", rounds)
-    run = _StepwiseRun(problem, features, targets, budget, adjacency, above, seeds, slope)
+    run = _StepwiseRun(problem, (features, targets, above), slope, budget, adjacency, seeds)
     N, d = len(run.records), run.model.weight.numel()
     moved = Rounds(1.0, 1, FullBatch()).sensitivity(adjacency)
     mu = gaussian_mu(budget.epsilon, budget.delta)
@@ -599,14 +606,14 @@ def descend_steered(
         if ledger.would_exceed(part):
             break
         ledger.spend(part)
-        noised, gradient = run.advance(part)
+        noised, gradient = run.next(part)
         drawn = noised.round.noise_std / noised.round.divisor
         found = float(gradient.square().sum()) - d * drawn**2
         squared = found if squared is None else (1 - NEWEST) * squared + NEWEST * found
         # An estimate below its own noise shows only that the gradient is small.
         sigma = max(RATIO * math.sqrt(max(squared, 0.0) / d), drawn / 2)
     chosen = Caveat("noise-by-releases", "in proportion to the norm they showed")
-    return run.finished(chosen, uses_of_data(slope is not None), ledger)
+    return run.ended(chosen, budget, accountant=ledger.details())
 
 
 def descend_unprotected(
@@ -630,7 +637,7 @@ def descend_unprotected(
         ValueError, TypeError: data or arguments do not fit, or the budget pays for no round.
     """
     most = whole("rounds", rounds)
-    run = _StepwiseRun(problem, features, targets, budget, "replace-one", "clip", seeds, None)
+    run = _StepwiseRun(problem, (features, targets, "clip"), None, budget, "replace-one", seeds)
     N, d = len(run.records), run.model.weight.numel()
     allowed, spent, every = gaussian_mu(budget.epsilon, budget.delta) ** 2, 0.0, np.arange(N)
     while len(run.transcript) < most:
@@ -643,8 +650,8 @@ def descend_unprotected(
         spent += (2 / multiplier) ** 2
         if spent > allowed:
             break
-        run.advance(Rounds(multiplier, 1, FullBatch()))
+        run.next(Rounds(multiplier, 1, FullBatch()))
     if not len(run.transcript):
         raise ValueError(f"a budget of ε = {budget.epsilon:g} pays for no round of this schedule")
-    leak = Caveat("data-dependent-noise", "in proportion to the norm of the gradient")
-    return run.finished(Caveat("not-stated"), [*uses_of_data(False), leak])
+    run.uses.append(Caveat("data-dependent-noise", "in proportion to the norm of the gradient"))
+    return run.ended(Caveat("not-stated"))

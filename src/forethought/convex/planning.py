@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any, ClassVar
 
 from scipy.optimize import minimize_scalar
@@ -153,7 +153,10 @@ def recipe(
 # The plan of a descent: one immutable value that is planned, run, accounted and stored.
 
 
-@dataclass(frozen=True, init=False)
+_PLANNED = Caveat("planned")
+
+
+@dataclass(frozen=True)
 class DescentPlan(Stored):
     """All parameters of a private descent, fixed before any private data is read.
 
@@ -176,10 +179,11 @@ class DescentPlan(Stored):
     privacy: Privacy
     features: int
     steps: tuple[float, ...]
-    accelerated: bool
-    hyperparameters: Caveat
-    not_covered: tuple[Caveat, ...]
-    reasons: tuple[tuple[str, str], ...]
+    _: KW_ONLY
+    accelerated: bool = False
+    hyperparameters: Caveat = _PLANNED
+    not_covered: tuple[Caveat, ...] = ()
+    reasons: tuple[tuple[str, str], ...] = ()
 
     #: The releases: those of the preparation, then the rounds.
     mechanism = Of[Mechanism]("privacy.accounted")
@@ -198,33 +202,24 @@ class DescentPlan(Stored):
     #: T, the number of noised sums.
     rounds = Of[int]("privacy.rounds")
 
-    def __init__(
-        self,
-        problem: Problem,
-        privacy: Privacy,
-        features: int,
-        steps: Iterable[float],
-        *,
-        accelerated: bool = False,
-        hyperparameters: Caveat | str = Caveat("planned"),  # noqa: B008 (frozen)
-        not_covered: Iterable[Caveat | str] = (),
-        reasons: Iterable[tuple[str, str]] = (),
-    ) -> None:
-        sizes = tuple(real("step size", size, above=0) for size in steps)
-        if len(sizes) != privacy.rounds:
+    def __post_init__(self) -> None:
+        privacy = self.privacy
+        settle(self, steps=tuple(real("step size", size, above=0) for size in self.steps))
+        if len(self.steps) != privacy.rounds:
             raise ValueError(
-                f"{len(sizes)} step sizes for {privacy.rounds} rounds: every round takes one step"
+                f"{len(self.steps)} step sizes for {privacy.rounds} rounds: every round takes one "
+                "step"
             )
         if privacy.contribution.kind != "linear-examples" or privacy.clip.rule != "flat":
             raise ValueError("a descent sums linear examples that are clipped flat")
         if any(part.sampling.kind != "full-batch" for part in privacy.mechanism):
             raise ValueError("a descent takes full batches; for others there is forethought.train")
-        if not isinstance(accelerated, bool):
-            raise TypeError(f"accelerated must be true or false, not {accelerated!r}")
-        settle(self, problem=problem, privacy=privacy, features=whole("features", features))
-        settle(self, steps=sizes, accelerated=accelerated, hyperparameters=choice(hyperparameters))
-        settle(self, not_covered=caveats(not_covered))
-        settle(self, reasons=tuple((str(what), str(why)) for what, why in reasons))
+        if not isinstance(self.accelerated, bool):
+            raise TypeError(f"accelerated must be true or false, not {self.accelerated!r}")
+        settle(self, features=whole("features", self.features))
+        settle(self, hyperparameters=choice(self.hyperparameters))
+        settle(self, not_covered=caveats(self.not_covered))
+        settle(self, reasons=tuple((str(what), str(why)) for what, why in self.reasons))
 
     @property
     def columns(self) -> int:
@@ -339,8 +334,17 @@ def plan(
         found = recipe(problem, N, weights, mu, moved)
         C = found.clip_norm if clip_norm is None else real("clip_norm", clip_norm, above=0)
         length = _scaled(found, mu, moved * C / N)
-        _explain(why, problem, found, length)
         accelerated = found.accelerated
+        why["rounds"] = (
+            f"{len(length.sigmas):,} {'accelerated' if accelerated else 'plain'} steps of "
+            f"{found.step:.4g}, a total step of about {found.travel:.4g}: where what the weights "
+            "still lack and the noise that they have gathered are least together"
+        )
+        why["noise"] = (
+            f"from {length.sigmas[0]:.4g} to {length.sigmas[-1]:.4g} a coordinate of the mean "
+            "gradient, falling because early noise is forgotten; all rounds together spend the "
+            "budget"
+        )
     else:
         C = problem.lipschitz if clip_norm is None else real("clip_norm", clip_norm, above=0)
         length = horizon(schedule, budget, moved * C / N, rounds, before)
@@ -361,8 +365,8 @@ def plan(
         d,
         length.steps,
         accelerated=accelerated,
-        hyperparameters=hyperparameters or chosen_but(own),
-        not_covered=not_covered,
+        hyperparameters=choice(hyperparameters or chosen_but(own)),
+        not_covered=caveats(not_covered),
         reasons=tuple(why.items()),
     )
 
@@ -394,19 +398,6 @@ def _scaled(found: Recipe, mu: float, delta: float) -> Horizon:
     scale = delta * math.sqrt(math.fsum(size**-2 for size in found.shape)) / mu
     sigmas = tuple(scale * size for size in found.shape)
     return Horizon(sigmas, (found.step,) * len(sigmas), mu)
-
-
-def _explain(why: dict[str, str], problem: Problem, found: Recipe, length: Horizon) -> None:
-    T = len(length.sigmas)
-    kind = "accelerated steps" if found.accelerated else "plain steps"
-    why["rounds"] = (
-        f"{T:,} {kind} of {found.step:.4g}, a total step of about {found.travel:.4g}: where what "
-        "the weights still lack and the noise that they have gathered are least together"
-    )
-    why["noise"] = (
-        f"from {length.sigmas[0]:.4g} to {length.sigmas[-1]:.4g} a coordinate of the mean "
-        "gradient, falling because early noise is forgotten; all rounds together spend the budget"
-    )
 
 
 def _within(

@@ -107,7 +107,25 @@ class Problem:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LogisticRegression(Problem):
+class _OfBoundedSlope(Problem):
+    """Base of losses with |φ′| ≤ ``slope`` and φ″ ≤ ``bend``: L = slope · Z, M = bend · Z² + λ."""
+
+    slope: ClassVar[float] = 1.0
+    bend: ClassVar[float] = 1.0
+
+    @property
+    def lipschitz(self) -> float:
+        """L: the bound on the slope times Z."""
+        return self.slope * self.row_bound
+
+    @property
+    def curvature(self) -> float:
+        """The bound on φ″ times Z²."""
+        return self.bend * self.row_bound**2
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogisticRegression(_OfBoundedSlope):
     """φ(z, y) = ln(1 + e^(−yz)), labels 0 and 1 (y = −1, 1): |φ′| ≤ 1, φ″ ≤ 1/4.
 
     L = Z, M = Z²/4 + λ (the paper's Section 4), φ(0) = ln 2.
@@ -116,25 +134,12 @@ class LogisticRegression(Problem):
     kind: ClassVar[str] = "logistic"
     classes: ClassVar[int] = 2
     target_bound: ClassVar[float] = math.inf
-
-    @property
-    def lipschitz(self) -> float:
-        """L = Z."""
-        return self.row_bound
-
-    @property
-    def curvature(self) -> float:
-        """Z²/4."""
-        return self.row_bound**2 / 4
-
-    @property
-    def loss_at_zero(self) -> float:
-        """ln 2."""
-        return math.log(2)
+    bend: ClassVar[float] = 1 / 4
+    loss_at_zero: ClassVar[float] = math.log(2)
 
 
 @dataclass(frozen=True, kw_only=True)
-class SoftmaxRegression(Problem):
+class SoftmaxRegression(_OfBoundedSlope):
     """Cross entropy of ``classes`` outputs: ‖p − e_y‖ ≤ √2, Hessian at most (I − 11ᵀ/k)/2.
 
     L = √2 Z, M = Z²/2 + λ (Böhning 1992), φ(0) = ln k. Σ p(1 − p) ≤ 1 − 1/k bounds the trace.
@@ -143,6 +148,8 @@ class SoftmaxRegression(Problem):
     classes: int
     kind: ClassVar[str] = "softmax"
     target_bound: ClassVar[float] = math.inf
+    slope: ClassVar[float] = math.sqrt(2)
+    bend: ClassVar[float] = 1 / 2
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -152,16 +159,6 @@ class SoftmaxRegression(Problem):
     def outputs(self) -> int:
         """One output for each class."""
         return self.classes
-
-    @property
-    def lipschitz(self) -> float:
-        """L = √2 Z."""
-        return math.sqrt(2) * self.row_bound
-
-    @property
-    def curvature(self) -> float:
-        """Z²/2."""
-        return self.row_bound**2 / 2
 
     @property
     def trace(self) -> float:
@@ -175,7 +172,7 @@ class SoftmaxRegression(Problem):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SmoothedHinge(Problem):
+class SmoothedHinge(_OfBoundedSlope):
     """The linear support vector machine's loss, smoothed over ``smoothing`` (γ); labels 0 and 1.
 
     0 for m = yz ≥ 1, (1 − m)²/(2γ) down to m = 1 − γ, then 1 − m − γ/2 (Shalev-Shwartz and Zhang
@@ -186,11 +183,6 @@ class SmoothedHinge(Problem):
     kind: ClassVar[str] = "smoothed-hinge"
     classes: ClassVar[int] = 2
     target_bound: ClassVar[float] = math.inf
-
-    @property
-    def lipschitz(self) -> float:
-        """L = Z."""
-        return self.row_bound
 
     @property
     def curvature(self) -> float:
@@ -204,7 +196,7 @@ class SmoothedHinge(Problem):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LinearRegression(Problem):
+class LinearRegression(_OfBoundedSlope):
     """φ(z, y) = (z − y)²/2 with |y| ≤ ``target_bound`` (B); ridge regression where λ > 0.
 
     A residual is at most ZR + B, so L = Z(ZR + B) needs the radius R. If it is not given and λ > 0,
@@ -234,18 +226,13 @@ class LinearRegression(Problem):
         return self.row_bound * (self.row_bound * float(self.radius or 0.0) + self.target_bound)
 
     @property
-    def curvature(self) -> float:
-        """Z²."""
-        return self.row_bound**2
-
-    @property
     def loss_at_zero(self) -> float:
         """B²/2."""
         return self.target_bound**2 / 2
 
 
 @dataclass(frozen=True, kw_only=True)
-class HuberRegression(Problem):
+class HuberRegression(_OfBoundedSlope):
     """(z − y)²/2 up to a residual of ``threshold`` (τ), then τ|z − y| − τ²/2 (Huber 1964).
 
     |φ′| ≤ τ, φ″ ≤ 1: L = τZ, M = Z² + λ, for any weights.
@@ -260,11 +247,6 @@ class HuberRegression(Problem):
     def lipschitz(self) -> float:
         """L = τZ."""
         return self.threshold * self.row_bound
-
-    @property
-    def curvature(self) -> float:
-        """Z²."""
-        return self.row_bound**2
 
     @property
     def loss_at_zero(self) -> float:

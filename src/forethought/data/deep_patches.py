@@ -13,7 +13,7 @@ or float64 holds exactly, and everything else is one correctly rounded operation
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -23,18 +23,29 @@ import torch
 from numpy.typing import NDArray
 
 from forethought.data import patches
-from forethought.data.patches import GRID, MOST, bundled, normalised_patches, windows
+from forethought.data.patches import (
+    FINE,
+    GRID,
+    LARGEST,
+    MOST,
+    STEP,
+    STILL,
+    Filters,
+    Place,
+    bundled,
+    parts_of,
+    pooled_at,
+    respond,
+    truncated,
+    windows,
+)
 
 LEAST = 20  # pixels a side, so that at half the size the windows hold some patches each
-FINE, CELLS, COMPONENTS = 9, 2, 128  # the second layer's grid, cells a side of a patch, channels
+CELLS, COMPONENTS = 2, 128  # cells a side of a second-layer patch, and its channels
 BLOCKS = {"first": 512, "half": 256, "second": 512}  # number of channels of each block
 CHANNELS = sum(BLOCKS.values())
 WEIGHTS = {"first": 1.0, "half": 0.7, "second": 1.4}  # relative norms of the blocks
 WAVES = (1.0, 0.8, 0.6, 0.4)  # factors of the grid's cosines, the slowest first
-Place = tuple[int, int]  # pixels down and across
-STILL: tuple[Place, ...] = ((0, 0),)
-_STEP, _UNIT, _THRESHOLD, _LARGEST = 32, 64, 0.5, 4095.0  # as in patches
-_PIECE = 256  # filters at a time
 _ROOT = 8  # roots of pooled responses are in units of 1/8
 _FINISHED = 256  # components are in units of 1/256
 _SMOOTHED = 64  # smoothing weights are in units of 1/64
@@ -176,10 +187,8 @@ def combined(
         whole = (smooth @ mixed).div_(_SMOOTHED**2).round_().flatten(1)
         norm = (whole * whole).sum(1, keepdim=True).sqrt_().clamp_min_(1.0)
         scaled.append((whole * (weights[name] / length) / norm).view(block.shape))
-    # Truncated, not rounded, to the eight bits of bfloat16: the norm stays below 1.
-    single = torch.cat(scaled, -1).float().view(torch.int32) & -0x10000
-    channels = single.shape[-1]
-    return single.view(torch.float32).transpose(1, 2).reshape(-1, channels, GRID, GRID)
+    found = truncated(torch.cat(scaled, -1))
+    return found.transpose(1, 2).reshape(-1, found.shape[-1], GRID, GRID)
 
 
 @lru_cache(maxsize=8)
@@ -199,18 +208,6 @@ def first_filters(channels: int) -> Filters:
     return Filters(known.filters, known.exponents)
 
 
-@lru_cache(maxsize=8)
-def _pieces(filters: Filters, channels: int) -> tuple[tuple[Filters, ...], ...]:
-    """Filters in pieces, plain and mirrored, whose responses fit into the processor's cache."""
-    count, side = len(filters.filters), patches.PATCH
-    mirrored = filters.filters.reshape(count, channels, side, side)[..., ::-1]
-    views = filters.filters, np.ascontiguousarray(mirrored).reshape(count, -1)
-    parts = (slice(at, at + _PIECE) for at in range(0, count, _PIECE))
-    return tuple(
-        tuple(Filters(view[part], filters.exponents[part]) for view in views) for part in parts
-    )
-
-
 def halved(images: torch.Tensor) -> torch.Tensor:
     """Means of 2 × 2 pixels, rounded to 1/255; an odd last row or column is left out."""
     pixels = (images.float() * 255).round_().clamp_(0, 255)
@@ -219,96 +216,6 @@ def halved(images: torch.Tensor) -> torch.Tensor:
     total = sum(pixels[:, :, i::2, j::2] for i in (0, 1) for j in (0, 1))
     assert isinstance(total, torch.Tensor)
     return ((total + 2) / 4).floor_() / 255
-
-
-def pooled_at(
-    image: torch.Tensor, filters: Filters, places: Sequence[Place], fine: torch.Tensor | None = None
-) -> torch.Tensor:
-    """Pooled responses of one image, (1, channels, H, W), with its windows at several places.
-
-    Args:
-            fine: (places, 2, 81, 2 · filters), to which the responses on the fine grid are written.
-
-        Returns:
-            The responses on the coarse grid, of image and mirror image together, (places, 16,
-            2 · filters).
-    """
-    found = normalised_patches(image)[0]
-    H, W, _ = found.shape
-    seen, count = found.flatten(0, 1), len(filters.filters)
-    grids = (GRID,) if fine is None else (GRID, FINE)
-    coarse = torch.zeros(len(places), 2, GRID, GRID, count)
-    cells = None if fine is None else fine.view(len(places), 2, FINE, FINE, 2, count)
-    both = torch.empty(2, H, W, min(count, _PIECE))
-    for piece, views in enumerate(_pieces(filters, image.shape[1])):
-        part = slice(piece * _PIECE, (piece + 1) * _PIECE)
-        for mirror, those in enumerate(views):
-            # Responses of the mirror image are the mirrored ones of the image to mirrored filters.
-            _respond(seen, those, both.flatten(1, 2))
-            for place, near, far in _in_windows(both, grids, places, bool(mirror)):
-                coarse[place, ..., part] += near
-                if cells is not None:
-                    torch.add(far[1], far[0], out=cells[place, mirror, ..., 0, part])
-                    torch.sub(far[1], far[0], out=cells[place, mirror, ..., 1, part])
-    return _parts(coarse)
-
-
-def _respond(found: torch.Tensor, filters: Filters, both: torch.Tensor) -> None:
-    """Rounded responses in 1/64, minus the threshold on either side of zero; and their sizes."""
-    kept, size = both
-    responses = (found @ filters.times(_UNIT / _STEP)).round_()
-    limit = _THRESHOLD * _UNIT
-    torch.clamp(responses, -limit, limit, out=size)
-    torch.sub(responses, size, out=kept).clamp_(-_LARGEST, _LARGEST)
-    torch.abs(kept, out=size)
-
-
-def _in_windows(
-    both: torch.Tensor, grids: tuple[int, ...], places: Sequence[Place], mirror: bool
-) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
-    """Sum halves of responses and of their sizes, (2, H, W, filters), in the windows of each place.
-
-    Yields:
-        The index of a place, and (2, grid, grid, filters) for the first and for the last grid.
-    """
-    _, H, W, _ = both.shape
-    for down in {down for down, _ in places}:
-        here = [place for place, (moved, _) in enumerate(places) if moved == down]
-        across = tuple(places[place][1] for place in here)
-        rows = _windows_of(H, grids, (down,), False, 1.0) @ both.flatten(2)
-        found = [
-            _windows_of(W, (grid,), across, mirror, 0.5) @ part
-            for grid, part in zip(
-                grids, torch.split(rows.view(2, -1, W, both.shape[-1]), list(grids), 1), strict=True
-            )
-        ]
-        for at, place in enumerate(here):
-            near, far = (
-                one[:, :, at * grid : (at + 1) * grid]
-                for one, grid in ((found[0], grids[0]), (found[-1], grids[-1]))
-            )
-            yield place, near, far
-
-
-@lru_cache(maxsize=64)
-def _windows_of(
-    positions: int, grids: tuple[int, ...], moved: tuple[int, ...], mirror: bool, weight: float
-) -> torch.Tensor:
-    """Windows of several grids and places, concatenated, times a power of two."""
-    found = torch.cat([windows(positions, grid, by) for by in moved for grid in grids])
-    return (found.flip(1) if mirror else found) * weight
-
-
-def _parts(pools: torch.Tensor) -> torch.Tensor:
-    """Positive and negative parts, from halves of responses and sizes, (N, 2, grid, grid, filters).
-
-    Sums of parts are at most 4095 · 44²; those of image and mirror image are below 2²⁴.
-
-    Returns:
-        (N, grid², 2 · filters).
-    """
-    kept, sizes = pools.unbind(1)
-    return torch.cat([sizes + kept, sizes - kept], -1).flatten(1, 2)
 
 
 def standardise_(pools: torch.Tensor) -> torch.Tensor:
@@ -342,7 +249,7 @@ def cell_maps(fine: torch.Tensor, cells: Components) -> torch.Tensor:
         fine: whole numbers, (N, 2, 81, channels); this memory is overwritten.
     """
     counts = standardise_(fine.flatten(0, 1))
-    found = cells.of(counts, _STEP).clamp_(-_LARGEST, _LARGEST)
+    found = cells.of(counts, STEP).clamp_(-LARGEST, LARGEST)
     return found.view(len(fine), 2, FINE, FINE, -1)
 
 
@@ -357,8 +264,8 @@ def cell_patches(maps: torch.Tensor) -> torch.Tensor:
     square = (maps * maps).sum(-1, keepdim=True, dtype=torch.float64)
     four = sum(square[:, down, across] for down in ends for across in ends)
     assert isinstance(four, torch.Tensor)
-    mean = four / found.shape[-1] + _CONTRAST * _STEP**2
-    found.mul_((_STEP / mean.sqrt()).float())
+    mean = four / found.shape[-1] + _CONTRAST * STEP**2
+    found.mul_((STEP / mean.sqrt()).float())
     return found.round_().clamp_(-127, 127)
 
 
@@ -371,36 +278,14 @@ def second_pooled(maps: torch.Tensor, filters: Filters) -> torch.Tensor:
     side = FINE + 1 - CELLS
     found = cell_patches(maps.flatten(0, 1)).flatten(0, 2)
     both = torch.empty(2, len(found), len(filters.filters))
-    _respond(found, filters, both)
+    respond(found, filters, both)
     down = windows(side, GRID) @ both.view(4 * len(maps), side, -1)
     pools = (windows(side, GRID) * 0.5) @ down.view(-1, GRID, side, both.shape[-1])
     # The map of the mirror image has the orientation of the mirror image already.
-    return _parts(pools.view(2, len(maps), 2, *pools.shape[1:]).sum(2).transpose(0, 1))
-
-
-# Linear filters in whole numbers, whose products are exact, so that all machines agree.
+    return parts_of(pools.view(2, len(maps), 2, *pools.shape[1:]).sum(2).transpose(0, 1))
 
 
 STANDARD = 16  # standardised numbers are in units of 1/16, at most ±127
-
-
-@dataclass(frozen=True, eq=False)
-class Filters:
-    """Linear filters in whole numbers: filter k is in units of 2^−exponents[k].
-
-    Args:
-        filters: int8, (count, size).
-        exponents: int8, (count,).
-    """
-
-    filters: NDArray[np.int8]
-    exponents: NDArray[np.int8]
-
-    @lru_cache(maxsize=32)  # noqa: B019 (there are fourteen, bundled, of grey and of colour)
-    def times(self, unit: float) -> torch.Tensor:
-        """The filters times a power of two, float32, (size, count): products stay exact."""
-        scaled = self.filters * (unit * np.exp2(-self.exponents.astype(np.float64)))[:, None]
-        return torch.from_numpy(scaled.astype(np.float32)).T.contiguous()
 
 
 @dataclass(frozen=True)

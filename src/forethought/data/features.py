@@ -8,7 +8,7 @@ import math
 import os
 import secrets
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -232,17 +232,17 @@ def with_features(dataset: Dataset, name: str) -> Dataset:
     shape = dataset.train.inputs.shape
     if not extractor.suits(shape):
         raise DataError(f"{dataset.name}: {extractor.needs}, not inputs of shape {shape}")
-    test = dataset.test
-    for split in (dataset.train, test):
-        if split is not None:
-            _require_pixels(dataset.name, split.inputs, name)
-    return Dataset(
-        dataset.name,
-        Split(cached(dataset.train.inputs, name), dataset.train.targets),
-        None if test is None else Split(cached(test.inputs, name), test.targets),
-        dataset.classes,
-        (*dataset.notes, extractor.note),
-        (*dataset.caveats, *((extractor.caveat,) if cache_folder() is not None else ())),
+    parts = [part for part in (dataset.train, dataset.test) if part is not None]
+    for part in parts:
+        _require_pixels(dataset.name, part.inputs, name)
+    train, *test = (Split(cached(part.inputs, name), part.targets) for part in parts)
+    stored = () if cache_folder() is None else (extractor.caveat,)
+    return replace(
+        dataset,
+        train=train,
+        test=next(iter(test), None),
+        notes=(*dataset.notes, extractor.note),
+        caveats=(*dataset.caveats, *stored),
         feature_norm=extractor.usual_norm(extractor.shape(shape)),
         fixed_features=name,
         image_shape=tuple(shape[1:]),
@@ -315,16 +315,16 @@ def cached(images: NDArray[np.float32], name: str = "scattering") -> NDArray[np.
 
 
 def _halved(features: NDArray[np.float32]) -> NDArray[np.uint16]:
-    """The upper halves of numbers whose lower halves are zero: bfloat16, which NumPy lacks."""
-    halves = np.empty(features.shape, np.uint16)  # no temporary array: features take gigabytes
-    np.right_shift(features.view(np.uint32), 16, out=halves, casting="unsafe")
-    return halves
+    """Numbers whose lower halves are zero as bfloat16, which NumPy lacks: their upper halves."""
+    halves: NDArray[Any] = torch.from_numpy(features).bfloat16().view(torch.int16).numpy()
+    return halves.view(np.uint16)
 
 
 def _widened(halves: NDArray[np.uint16]) -> NDArray[np.float32]:
-    wide = halves.astype(np.uint32)
-    wide <<= 16  # in place: features take gigabytes
-    return wide.view(np.float32)
+    wide: NDArray[np.float32] = (
+        torch.from_numpy(halves.view(np.int16)).view(torch.bfloat16).float().numpy()
+    )
+    return wide
 
 
 def _path_of(images: NDArray[np.float32], extractor: Extractor) -> Path | None:

@@ -503,32 +503,21 @@ class Table:
 
     def _decoded(self) -> Iterator[bytes]:
         name = codecs.lookup(self.form.encoding).name
-        decoder = codecs.getincrementaldecoder("utf-8-sig" if name == "utf-8" else name)()
-        at = 0
         try:
             with opened_file(self.path) as file:
-                held = ""
-                while True:
-                    block = file.read(PIECE)
-                    text = held + decoder.decode(block, final=not block)
-                    # The two characters of a line end, \r\n, may lie in two blocks.
-                    held = "\r" if block and text.endswith("\r") else ""
-                    text = text.removesuffix("\r") if held else text
-                    if "\0" in text:
-                        raise DataError.unexpected(self.path, "a zero byte", "text")
-                    if text:
-                        if "\r" in text:
-                            text = text.replace("\r\n", "\n").replace("\r", "\n")
-                        yield (text if at else EXCEL.sub("", text)).encode()
-                    if not block:
-                        return
-                    at += len(block)
-        except UnicodeDecodeError as error:
-            raise DataError(
-                f"{self.path} is no {self.form.encoding.upper()} text (near byte "
-                f'{at + error.start}): say encoding = "latin-1" or what it is, or save it as CSV '
-                "in UTF-8"
-            ) from None
+                text = io.TextIOWrapper(file, "utf-8-sig" if name == "utf-8" else name)
+                try:
+                    start = EXCEL.sub("", text.read(PIECE))
+                    for piece in chain([start], iter(lambda: text.read(PIECE), "")):
+                        if "\0" in piece:
+                            raise DataError.unexpected(self.path, "a zero byte", "text")
+                        yield piece.encode()
+                except UnicodeDecodeError as error:
+                    near = file.tell() - len(error.object) + error.start
+                    raise DataError(
+                        f"{self.path} is no {self.form.encoding.upper()} text (near byte {near}): "
+                        'say encoding = "latin-1" or what it is, or save it as CSV in UTF-8'
+                    ) from None
         except (*DAMAGE, UnicodeError) as error:
             raise DataError.unexpected(
                 self.path, f"a truncated or corrupt file ({error})", "an intact one"

@@ -25,6 +25,7 @@ from torch.nn import functional
 
 from forethought.data import scattering
 from forethought.data.files import cache_folder, keep_array, kept_array
+from forethought.data.patches import of_norm_one
 from forethought.data.scattering import ANGLES, SCALES, group_normalised, scatter, shape_of
 
 GROUPS = 27  # groups of three channels, as in scattering
@@ -55,10 +56,7 @@ def handwriting_features(images: torch.Tensor) -> torch.Tensor:
         whole = (part.double() * _UNIT).round_()
         along = (whole @ matrix * (factors / _SHARE)).round_()
         whole = (whole + along @ matrix.T / _SHARE).round_()
-        norm = (whole * whole).sum(1, keepdim=True).sqrt_().clamp_min_(1.0)
-        # Truncated, not rounded: the norm stays at most 1.
-        single = (whole / norm).float().view(torch.int32) & -0x10000
-        out[start : start + _PART] = single.view(torch.float32).view(-1, *out.shape[1:])
+        out[start : start + _PART] = of_norm_one(whole).view(-1, *out.shape[1:])
     return out
 
 

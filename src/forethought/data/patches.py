@@ -15,7 +15,7 @@ which bfloat16 holds exactly.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -25,20 +25,23 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.nn import functional
 
 from forethought.gradients.boundary import turns
 
 PATCH, FILTERS, GRID = 6, 512, 4
+FINE = 9  # the grid of the cells that the second layer of deep patches sees
 LEAST, MOST = 12, 96  # pixels a side; other sizes would need other windows
 CHANNELS = 2 * FILTERS  # each filter and its negative
 _CONTRAST = 10.0  # added to the variance of pixels from 0 to 255: flat patches stay flat
-_STEP = 32  # a normalised patch is in units of 1/32 of its standard deviation, at most ±127
+STEP = 32  # a normalised patch is in units of 1/32 of its standard deviation, at most ±127
 _UNIT = 64  # a response is in units of 1/64
 _THRESHOLD = 0.5
-_LARGEST = 4095.0  # limit of a response in these units: 2 · 4095 · WEIGHT² is below 2²⁴
+LARGEST = 4095.0  # limit of a response in these units: 2 · 4095 · WEIGHT² is below 2²⁴
 WEIGHT = 44  # upper bound of the sum of a window's pooling weights
-_ROOTS, _STANDARD, _FINE = 2.0**12, 2.0**8, 2.0**10  # units to 1, in the stages after pooling
+_ROOTS, _STANDARD, _MIXED = 2.0**12, 2.0**8, 2.0**10  # units to 1, in the stages after pooling
+_PIECE = 256  # filters at a time
+Place = tuple[int, int]  # pixels down and across
+STILL: tuple[Place, ...] = ((0, 0),)
 
 
 @dataclass(frozen=True)
@@ -132,7 +135,7 @@ def normalised_patches(images: torch.Tensor) -> torch.Tensor:
     square = (patches * patches).sum(-1, keepdim=True)
     # Σ (size · p − total)² / size³ is the variance; the whole numbers are below 2⁵³.
     variance = (square.double() * size - total.double() ** 2) / size**2
-    factor = (_STEP / (size * (variance + _CONTRAST).sqrt())).float()
+    factor = (STEP / (size * (variance + _CONTRAST).sqrt())).float()
     patches.mul_(size).sub_(total).mul_(factor)
     return patches.round_().clamp_(-127, 127)
 
@@ -145,26 +148,135 @@ def pooled_roots(
     Returns:
         float64 whole numbers, in units of 2^−12, (N, 1024, 4, 4).
     """
-    scale = np.exp2(1.0 - exponents.astype(np.float64))[:, None]  # 64 z = 2 · (32 p) · w
-    weights = torch.from_numpy((filters * scale).astype(np.float32))
-    _, C, H, W = images.shape
-    down, across = windows(H - PATCH + 1), windows(W - PATCH + 1)
-    places = torch.kron(down, across)
-    # Responses of the mirror image are the mirrored responses of the image to mirrored filters.
-    mirrored = weights.view(FILTERS, C, PATCH, PATCH).flip(-1).flatten(1)
-    total = torch.zeros(len(images), 2, GRID, GRID, FILTERS)
-    patches = normalised_patches(images).flatten(1, 2)
-    for at in range(len(images)):  # one image at a time, whose responses fit into the cache
-        for seen, mirror in ((weights, False), (mirrored, True)):
-            responses = (patches[at] @ seen.T).round_()
-            kept = functional.softshrink(responses, _THRESHOLD * _UNIT).clamp_(-_LARGEST, _LARGEST)
-            for part, values in zip(total[at], (kept, kept.abs()), strict=True):
-                pooled = (places @ values).view(GRID, GRID, FILTERS)
-                part += pooled.flip(1) if mirror else pooled
-    signed, size = total.double().unbind(1)
-    both = torch.cat([size + signed, size - signed], -1).permute(0, 3, 1, 2)
-    norm = 4.0 * _UNIT * float(down.sum() * across.sum()) / GRID**2
-    return ((both / norm).sqrt_() * _ROOTS).round_()
+    known = Filters(filters, exponents)
+    pools = torch.stack([pooled_at(one, known).view(GRID, GRID, -1) for one in images[:, None]])
+    down, across = (windows(side - PATCH + 1) for side in images.shape[2:])
+    norm = 2.0 * _UNIT * float(down.sum() * across.sum()) / GRID**2
+    return ((pools.double() / norm).sqrt_() * _ROOTS).round_().permute(0, 3, 1, 2)
+
+
+@dataclass(frozen=True, eq=False)
+class Filters:
+    """Linear filters in whole numbers: filter k is in units of 2^−exponents[k].
+
+    Args:
+        filters: int8, (count, size).
+        exponents: int8, (count,).
+    """
+
+    filters: NDArray[np.int8]
+    exponents: NDArray[np.int8]
+
+    @lru_cache(maxsize=32)  # noqa: B019 (few filters, bundled)
+    def times(self, unit: float) -> torch.Tensor:
+        """The filters times a power of two, float32, (size, count): products stay exact."""
+        scaled = self.filters * (unit * np.exp2(-self.exponents.astype(np.float64)))[:, None]
+        return torch.from_numpy(scaled.astype(np.float32)).T.contiguous()
+
+
+@lru_cache(maxsize=8)
+def _pieces(filters: Filters, channels: int) -> tuple[tuple[Filters, ...], ...]:
+    """Filters in pieces, plain and mirrored, whose responses fit into the processor's cache."""
+    count = len(filters.filters)
+    mirrored = filters.filters.reshape(count, channels, PATCH, PATCH)[..., ::-1]
+    views = filters.filters, np.ascontiguousarray(mirrored).reshape(count, -1)
+    parts = (slice(at, at + _PIECE) for at in range(0, count, _PIECE))
+    return tuple(
+        tuple(Filters(view[part], filters.exponents[part]) for view in views) for part in parts
+    )
+
+
+def pooled_at(
+    image: torch.Tensor,
+    filters: Filters,
+    places: Sequence[Place] = STILL,
+    fine: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Pooled responses of one image, (1, channels, H, W), with its windows at several places.
+
+    Args:
+        fine: (places, 2, 81, 2 · filters), to which the responses on the fine grid are written.
+
+    Returns:
+        The responses on the coarse grid, of image and mirror image together, (places, 16,
+        2 · filters).
+    """
+    found = normalised_patches(image)[0]
+    H, W, _ = found.shape
+    seen, count = found.flatten(0, 1), len(filters.filters)
+    grids = (GRID,) if fine is None else (GRID, FINE)
+    coarse = torch.zeros(len(places), 2, GRID, GRID, count)
+    cells = None if fine is None else fine.view(len(places), 2, FINE, FINE, 2, count)
+    both = torch.empty(2, H, W, min(count, _PIECE))
+    for piece, views in enumerate(_pieces(filters, image.shape[1])):
+        part = slice(piece * _PIECE, (piece + 1) * _PIECE)
+        for mirror, those in enumerate(views):
+            # Responses of the mirror image are the mirrored ones of the image to mirrored filters.
+            respond(seen, those, both.flatten(1, 2))
+            for place, near, far in _in_windows(both, grids, places, bool(mirror)):
+                coarse[place, ..., part] += near
+                if cells is not None:
+                    torch.add(far[1], far[0], out=cells[place, mirror, ..., 0, part])
+                    torch.sub(far[1], far[0], out=cells[place, mirror, ..., 1, part])
+    return parts_of(coarse)
+
+
+def respond(found: torch.Tensor, filters: Filters, both: torch.Tensor) -> None:
+    """Rounded responses in 1/64, minus the threshold on either side of zero; and their sizes."""
+    kept, size = both
+    responses = (found @ filters.times(_UNIT / STEP)).round_()
+    limit = _THRESHOLD * _UNIT
+    torch.clamp(responses, -limit, limit, out=size)
+    torch.sub(responses, size, out=kept).clamp_(-LARGEST, LARGEST)
+    torch.abs(kept, out=size)
+
+
+def _in_windows(
+    both: torch.Tensor, grids: tuple[int, ...], places: Sequence[Place], mirror: bool
+) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
+    """Sum halves of responses and of their sizes, (2, H, W, filters), in the windows of each place.
+
+    Yields:
+        The index of a place, and (2, grid, grid, filters) for the first and for the last grid.
+    """
+    _, H, W, _ = both.shape
+    for down in {down for down, _ in places}:
+        here = [place for place, (moved, _) in enumerate(places) if moved == down]
+        across = tuple(places[place][1] for place in here)
+        rows = _windows_of(H, grids, (down,), False, 1.0) @ both.flatten(2)
+        found = [
+            _windows_of(W, (grid,), across, mirror, 0.5) @ part
+            for grid, part in zip(
+                grids, torch.split(rows.view(2, -1, W, both.shape[-1]), list(grids), 1), strict=True
+            )
+        ]
+        for at, place in enumerate(here):
+            near, far = (
+                one[:, :, at * grid : (at + 1) * grid]
+                for one, grid in ((found[0], grids[0]), (found[-1], grids[-1]))
+            )
+            yield place, near, far
+
+
+@lru_cache(maxsize=64)
+def _windows_of(
+    positions: int, grids: tuple[int, ...], moved: tuple[int, ...], mirror: bool, weight: float
+) -> torch.Tensor:
+    """Windows of several grids and places, concatenated, times a power of two."""
+    found = torch.cat([windows(positions, grid, by) for by in moved for grid in grids])
+    return (found.flip(1) if mirror else found) * weight
+
+
+def parts_of(pools: torch.Tensor) -> torch.Tensor:
+    """Positive and negative parts, from halves of responses and sizes, (N, 2, grid, grid, filters).
+
+    Sums of parts are at most 4095 · 44²; those of image and mirror image are below 2²⁴.
+
+    Returns:
+        (N, grid², 2 · filters).
+    """
+    kept, sizes = pools.unbind(1)
+    return torch.cat([sizes + kept, sizes - kept], -1).flatten(1, 2)
 
 
 def standardised(roots: torch.Tensor) -> torch.Tensor:
@@ -182,11 +294,18 @@ def _finished(images: torch.Tensor, known: FilterConstants) -> torch.Tensor:
     counted = (images * _STANDARD).round_().clamp_(-32767, 32767).flatten(2)
     counted -= torch.from_numpy(known.means.astype(np.float64))[:, None]
     matrix = torch.from_numpy(known.matrix.astype(np.float64))
-    mixed = (matrix @ counted).mul_(_FINE / _STANDARD / 2.0**12).round_().flatten(1)
-    norm = (mixed * mixed).sum(1, keepdim=True).sqrt_().clamp_min_(1.0)
-    # Truncated, not rounded, to the eight bits of bfloat16: the norm stays below 1.
-    single = (mixed / norm).float().view(torch.int32) & -0x10000
-    return single.view(torch.float32).view(-1, CHANNELS, GRID, GRID)
+    mixed = (matrix @ counted).mul_(_MIXED / _STANDARD / 2.0**12).round_().flatten(1)
+    return of_norm_one(mixed).view(-1, CHANNELS, GRID, GRID)
+
+
+def of_norm_one(rows: torch.Tensor) -> torch.Tensor:
+    """Rows of whole numbers divided by their norms, and :func:`truncated`."""
+    return truncated(rows / (rows * rows).sum(1, keepdim=True).sqrt_().clamp_min_(1.0))
+
+
+def truncated(values: torch.Tensor) -> torch.Tensor:
+    """Values as float32 with the eight bits of bfloat16; not rounded, so that no norm grows."""
+    return (values.float().view(torch.int32) & -0x10000).view(torch.float32)
 
 
 @lru_cache(maxsize=128)

@@ -429,12 +429,8 @@ def load_cifar10(name: str, folder: Path | None) -> Dataset:
 
 
 def _split(batches: list[NDArray[np.uint8]]) -> Split:
-    inputs = np.empty((sum(map(len, batches)), *_SHAPE), np.float32)
-    at = 0
-    for rows in batches:
-        inputs[at : at + len(rows)] = scaled(rows[:, 1:]).reshape(-1, *_SHAPE)
-        at += len(rows)
-    return Split(inputs, np.concatenate([rows[:, 0] for rows in batches]).astype(np.int64))
+    rows = np.concatenate(batches)
+    return Split(scaled(rows[:, 1:]).reshape(-1, *_SHAPE), rows[:, 0].astype(np.int64))
 
 
 def _from(found: Path) -> Iterator[tuple[str, NDArray[np.uint8]]]:

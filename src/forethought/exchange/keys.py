@@ -317,6 +317,21 @@ class Agreement(Stored):
     members: tuple[Any, ...]
     plans: tuple[Plan, ...]
 
+    @property
+    def file(self) -> str:
+        """The name of the agreement's file."""
+        return f"{self.CALLED}.json"
+
+    @property
+    def names(self) -> list[str]:
+        """The name of each member."""
+        return [member.name for member in self.members]
+
+    @property
+    def own_plans(self) -> list[Plan]:
+        """The plan of each member."""
+        return [self.plan(place) for place in range(len(self.members))]
+
     def plan(self, place: int) -> Plan:
         """A member's plan."""
         found: Plan = self.plans[self.members[place].plan]
@@ -329,7 +344,7 @@ class Agreement(Stored):
             ValueError: of the class ``REFUSAL``.
         """
         one = self.MEMBER
-        if len({member.name for member in self.members}) != len(self.members):
+        if len(set(self.names)) != len(self.members):
             raise self.REFUSAL(f"two {one}s have one name: every {one} needs its own")
         for member in self.members:
             if not 0 <= member.plan < len(self.plans):
@@ -361,7 +376,7 @@ class Agreement(Stored):
         Raises:
             ValueError: of the class ``REFUSAL``: other names, or another order.
         """
-        names, given = ([one.name for one in row] for row in (self.members, identities))
+        names, given = self.names, [identity.name for identity in identities]
         if names != given:
             raise self.REFUSAL(
                 f"the job's {self.MEMBER}s are {', '.join(names)}; the roster's "

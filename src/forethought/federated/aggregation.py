@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from forethought.exchange.messages import Vector
 from forethought.federated.federation import Robust
-from forethought.federated.own_model import add_weighted
+from forethought.federated.own_model import subtract_step
 
 Sum = NDArray[np.float64]
 # Number of vectors that are added in float32 before their sum is added to the total.
@@ -66,7 +66,7 @@ class WeightedMean:
         part: Vector = vector * np.float32(share)
         self._total += float(np.float32(share))
         for vector, share in others:
-            add_weighted(part, vector, share)
+            subtract_step(part, vector, -share, part)
             self._total += float(np.float32(share))
         self._held = {}
         return part

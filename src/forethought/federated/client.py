@@ -51,33 +51,6 @@ class ClientMachine:
             or this process has no model yet.
     """
 
-    __slots__ = (
-        "_asynchronous",
-        "_begun",
-        "_chosen",
-        "_computing",
-        "_halted",
-        "_last",
-        "_life",
-        "_limit",
-        "_newest",
-        "_now",
-        "_older",
-        "_origin",
-        "_outgoing",
-        "_parts",
-        "_place",
-        "_shown",
-        "_sizes",
-        "_state",
-        "_used_up",
-        "base",
-        "federation",
-        "held_until",
-        "me",
-        "updates",
-    )
-
     def __init__(
         self,
         federation: Federation,

@@ -459,6 +459,11 @@ class Federation(Agreement):
             return sum(map(len, self.places(client)))
         return min(self.rounds, self.updates_of(self.plan(client)))
 
+    @property
+    def total(self) -> int:
+        """The largest number of updates of all clients together."""
+        return sum(self.updates(client) for client in range(len(self.members)))
+
     def updates_of(self, plan: Plan) -> int:
         """The number of updates that a plan's rounds make."""
         return updates_of(self.local_rounds, plan.rounds)
@@ -562,9 +567,7 @@ def require_contract(federation: Federation, own: Federation, client: int) -> No
     here, there = promised(own.plan(client)), promised(federation.plan(client))
     for name in _AGREED:
         here[name], there[name] = getattr(own, name), getattr(federation, name)
-    here["members"], there["members"] = (
-        [member.name for member in one.members] for one in (own, federation)
-    )
+    here["members"], there["members"] = own.names, federation.names
     if (problem := other_terms(here, there, FEDERATION)) is not None:
         raise FederationError(problem)
 

@@ -34,18 +34,6 @@ def subtract_step(weights: Vector, step: Vector, size: float, out: Vector) -> No
         np.subtract(weights[begin:end], scaled, out=out[begin:end])
 
 
-def add_weighted(total: Vector, vector: Vector, weight: float) -> None:
-    """``total += weight·vector``."""
-    scale, length = np.float32(weight), len(total)
-    if length <= PIECE:
-        total += vector * scale
-        return
-    scratch = np.empty(PIECE, dtype=np.float32)
-    for begin in range(0, length, PIECE):
-        end = min(begin + PIECE, length)
-        total[begin:end] += np.multiply(vector[begin:end], scale, out=scratch[: end - begin])
-
-
 class OwnModel:
     """The weights ``model − size·step``, computed on first access to :attr:`vector`.
 

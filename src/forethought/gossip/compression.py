@@ -28,15 +28,12 @@ from forethought.values.checks import one_of, real
 
 Kind = Literal["none", "bf16", "top-k"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
-_FLOAT, _PLACE, _HALF = np.dtype("<f4"), np.dtype("<u4"), np.dtype("<u2")
-
-
 _HALF_WAY = np.array(0.5, dtype=np.float32)
 _PIECE = 1 << 15
 
 
 class PayloadError(ValueError):
-    """A neighbour's bytes are not weights in this compression."""
+    """Of 0.2, and no longer raised: bytes that are not weights are a ``DecodeError``."""
 
 
 @dataclass(frozen=True)
@@ -99,52 +96,6 @@ class Compression:
         found[places] = vector[places] - replica[places]
         return found
 
-    def encode(self, vector: Vector, replica: Vector) -> tuple[bytes, Vector]:
-        """A message, and the receiver's replica after it.
-
-        Args:
-            vector: the sender's weights (d,), float32.
-            replica: the receiver's replica before (d,); at first the common first weights.
-        """
-        match self.kind:
-            case "none":
-                return vector.astype(_FLOAT, copy=False).tobytes(), vector
-            case "bf16":
-                halves = rounded(vector)
-                return halves.tobytes(), widened(halves)
-            case _:
-                places = _largest(vector - replica, self.kept(len(vector)))
-                values = (vector - replica)[places].astype(_FLOAT)
-                return places.astype(_PLACE).tobytes() + values.tobytes(), _moved(
-                    replica, places, values
-                )
-
-    def decode(self, payload: bytes | memoryview, replica: Vector) -> Vector:
-        """The receiver's replica (d,) after a message; the same bits as at the sender.
-
-        Raises:
-            PayloadError: another length, indices out of order or range, or weights not finite.
-        """
-        if len(payload) != self.size(len(replica)):
-            raise PayloadError(
-                f"weights came in {len(payload):,} bytes; {self.kind!r} messages of this model "
-                f"have {self.size(len(replica)):,}"
-            )
-        match self.kind:
-            case "none":
-                found: Vector = np.frombuffer(payload, dtype=_FLOAT).astype(np.float32)
-            case "bf16":
-                found = widened(np.frombuffer(payload, dtype=_HALF))
-            case _:
-                half = len(payload) // 2
-                places = np.frombuffer(payload[:half], dtype=_PLACE).astype(np.int64)
-                if (np.diff(places) <= 0).any() or places[-1] >= len(replica):
-                    raise PayloadError("places of changed weights are out of order or range")
-                found = _moved(replica, places, np.frombuffer(payload[half:], dtype=_FLOAT))
-        if not np.isfinite(found).all():
-            raise PayloadError("weights that are not finite came from a neighbour")
-        return found
-
 
 def mixed(own: Vector, sent: Vector, received: Vector, weight: float) -> Vector:
     """``own`` after averaging with a neighbour: own + weight · (received − sent).
@@ -181,12 +132,6 @@ def _largest(change: Vector, count: int) -> NDArray[np.int64]:
     above = np.flatnonzero(sizes > least)
     ties = np.flatnonzero(sizes == least)[: count - len(above)]
     return np.sort(np.concatenate([above, ties]))
-
-
-def _moved(replica: Vector, places: NDArray[np.int64], values: Vector) -> Vector:
-    found = replica.copy()
-    found[places] += values
-    return found
 
 
 # Replicas of two neighbours when messages hold changes and some messages never arrive.

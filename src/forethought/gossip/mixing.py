@@ -26,8 +26,6 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, Literal, assert_never, get_args
 
-import numpy as np
-
 from forethought.gossip import pairing, spectrum
 from forethought.gossip.graphs import Edge, Graph, powers, written_rows
 from forethought.gossip.pairing import colour
@@ -126,10 +124,13 @@ class Mixing:
             MixingError: the kind is not "matchings".
         """
         self._need_matchings()
-        living = self._fewer(living)
         if self._complete:
-            return _tournament(self._here(living), self.seed, step)
-        return _present(self._classes[_draw(self.seed, step) % len(self._classes)], living)
+            here, drawn = self._tournament(step, living)
+            count = len(here)
+            places = ((one, pairing.opponent(one, count, drawn)) for one in range(count))
+            return tuple((here[one], here[other]) for one, other in places if one < other)
+        pairs = self._classes[_draw(self.seed, step) % len(self._classes)]
+        return tuple(pair for pair in pairs if living is None or living.issuperset(pair))
 
     def partner(self, step: int, worker: int, living: Living = None) -> int | None:
         """The partner of ``worker`` in ``step``; None: it has none. O(1) when all are living.
@@ -138,17 +139,14 @@ class Mixing:
             MixingError: the kind is not "matchings".
         """
         self._need_matchings()
-        living = self._fewer(living)
-        if self._complete:
-            if living is None:
-                drawn = _draw(self.seed, step) % self.period
-                other = pairing.opponent(worker, self.graph.size, drawn)
-                return None if other == worker else other
-            return _partners_of(tuple(sorted(living)), self.seed, step).get(worker)
-        other = self._partners[_draw(self.seed, step) % len(self._classes)].get(worker, worker)
-        if other == worker or (living is not None and not {worker, other} <= living):
+        if living is not None and worker not in living:
             return None
-        return other
+        if self._complete:
+            here, drawn = self._tournament(step, living)
+            other = here[pairing.opponent(here.index(worker), len(here), drawn)]
+        else:
+            other = self._partners[_draw(self.seed, step) % len(self._classes)].get(worker, worker)
+        return None if other == worker or (living is not None and other not in living) else other
 
     def weights(self, step: int, worker: int, living: Living = None) -> Row:
         """``worker``'s row of the matrix of ``step``: weight by worker, its own included."""
@@ -185,7 +183,7 @@ class Mixing:
     def check(self, living: Living = None) -> None:
         """Check in rational arithmetic that every matrix of this mixing is doubly stochastic.
 
-        It covers all matchings that can be drawn, or all matrices of a period.
+        It covers all matrices of a period; of matchings, those of as many steps.
 
         Raises:
             MixingError: a sum is not 1, a weight is negative, or a weight has no edge.
@@ -193,13 +191,6 @@ class Mixing:
         size = self.graph.size
         living = self._fewer(living)
         here = self._here(living)
-        if self.kind == "matchings" and self._complete:
-            _check_tournament(len(here))
-            return
-        if self.kind == "matchings":
-            for shade in range(self.period):
-                _check_pairs(_present(self._classes[shade], living), self.graph)
-            return
         for step in range(self.period):
             columns = [Fraction(0)] * size
             for worker in here:
@@ -291,8 +282,13 @@ class Mixing:
         """None if all workers are living, so that each set of workers has one representation."""
         return None if living is None or len(living) == self.graph.size else living
 
-    def _here(self, living: Living) -> tuple[int, ...]:
-        return tuple(range(self.graph.size)) if living is None else tuple(sorted(living))
+    def _here(self, living: Living) -> range | list[int]:
+        return range(self.graph.size) if living is None else sorted(living)
+
+    def _tournament(self, step: int, living: Living) -> tuple[range | list[int], int]:
+        """The players of a step, and the number of the round that is drawn for them."""
+        here = self._here(living)
+        return here, _draw(self.seed, step) % pairing.rounds(len(here))
 
     def _need_matchings(self) -> None:
         if not self.drawn:
@@ -406,58 +402,11 @@ def given(graph: Graph, path: str | Path) -> Mixing:
     return Mixing(GIVEN, graph, 0, tuple(rows))
 
 
-def _tournament(players: tuple[int, ...], seed: int, step: int) -> tuple[Edge, ...]:
-    return _round(players, _draw(seed, step) % pairing.rounds(len(players)))
-
-
-@lru_cache(maxsize=64)
-def _round(players: tuple[int, ...], drawn: int) -> tuple[Edge, ...]:
-    others = pairing.opponents(len(players), drawn)
-    return tuple(
-        (players[place], players[other])
-        for place, other in enumerate(others.tolist())
-        if place < other
-    )
-
-
-@lru_cache(maxsize=64)
-def _partners_of(players: tuple[int, ...], seed: int, step: int) -> dict[int, int]:
-    pairs = _tournament(players, seed, step)
-    return {**dict(pairs), **{other: one for one, other in pairs}}
-
-
 @lru_cache(maxsize=4096)
 def _draw(seed: int, step: int) -> int:
     """64 pseudorandom bits from public values, so that every worker computes the same."""
     text = f"gossip matching {seed} {step}".encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
-
-
-def _present(pairs: tuple[Edge, ...], living: Living) -> tuple[Edge, ...]:
-    if living is None:
-        return pairs
-    return tuple(pair for pair in pairs if pair[0] in living and pair[1] in living)
-
-
-def _check_tournament(players: int) -> None:
-    """Check every round: the opponent of a worker's opponent is the worker, so pairs are
-    disjoint."""
-    here = np.arange(players)
-    for round in range(pairing.rounds(players)):
-        others = pairing.opponents(players, round)
-        if (others[others] != here).any():
-            raise MixingError(f"round {round} of {players} workers is no matching")
-
-
-def _check_pairs(pairs: tuple[Edge, ...], graph: Graph) -> None:
-    """Check that the pairs are disjoint neighbours: then every row and column sums to 1."""
-    seen: set[int] = set()
-    for one, other in pairs:
-        if one in seen or other in seen or one == other:
-            raise MixingError(f"a matching has worker {one} or {other} in two pairs")
-        if not graph.joins(one, other):
-            raise MixingError(f"a matching pairs workers {one} and {other}, who are no neighbours")
-        seen |= {one, other}
 
 
 def _check_row(worker: int, row: Row, graph: Graph) -> None:

@@ -10,9 +10,6 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-import numpy as np
-from numpy.typing import NDArray
-
 from forethought.gossip.graphs import Edge, Graph
 
 _Table = list[dict[int, int]]  # worker → colour → the neighbour at the end of that edge
@@ -151,13 +148,3 @@ def opponent(player: int, players: int, round: int) -> int:
     if other == player:
         other = last
     return player if other >= players else other
-
-
-def opponents(players: int, round: int) -> NDArray[np.int64]:
-    """The opponents of all players in a round, shape (players,); see :func:`opponent`."""
-    last = players - 1 + players % 2
-    here = np.arange(players)
-    found = (2 * round - here) % last
-    found[found == here] = last
-    found[here == last] = round
-    return np.where(found >= players, here, found)

@@ -437,6 +437,25 @@ except (AttributeError, KeyError, ValueError) as missing:
     raise ImportError(untried(f"what lanes answer is missing ({missing})")) from missing
 
 
+class OwnNode(torch.autograd.Function):
+    """One node of the graph: ``run()`` makes its outputs, ``back(*gradients)`` is its derivative.
+
+    ``run`` and ``back`` see physical tensors, and must not mix their rows.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, run: Callable[[], list[Tensor]], back: Callable[..., Any], *inputs: Tensor
+    ) -> tuple[Tensor, ...]:
+        ctx.back = back
+        ctx.set_materialize_grads(False)
+        return tuple(run())
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> Any:
+        return None, None, *ctx.back(*gradients)
+
+
 def sets_up_context(kind: Any) -> bool:
     """True if an ``autograd.Function`` has a separate ``setup_context``."""
     return bool(kind.setup_context is not torch.autograd.Function.setup_context)

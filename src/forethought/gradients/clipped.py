@@ -201,36 +201,26 @@ def clip_uses(
     clip: ClippingRule,
     round_size: int | None,
     count: int,
-) -> Sums:
+    sizes: Sequence[int] | None = None,
+) -> list[Sums]:
     """The clipped sum and the norms, as :func:`.sums.clip_and_sum` returns them.
 
     Args:
         size: rows of every use. count: only the first ``count`` rows count.
+        sizes: of non-empty parts of the batch, for the result of each, equal bit for bit; None: of
+            all rows together.
     """
     if clip is sums.flat and _each_once(uses, trained):
-        found = sums.clip_and_sum_once(uses, clip_norm, round_size, count)
+        found = sums.clip_and_sum_once(uses, clip_norm, round_size, count, sizes)
         if found is not None:
-            return {name: found[0][name] for name in trained}, found[1]
-    every = as_terms(uses, trained, size)
-    return clip_and_sum(every, dict(trained), clip_norm, clip, round_size, count)
-
-
-def clip_uses_parts(
-    uses: list[SingleUseLinear],
-    trained: Mapping[str, nn.Parameter],
-    sizes: Sequence[int],
-    clip_norm: float,
-    clip: ClippingRule,
-) -> list[Sums]:
-    """:func:`clip_uses` for each of several non-empty parts of a batch, equal bit for bit."""
-    if clip is sums.flat and _each_once(uses, trained):
-        found = sums.clip_and_sum_once_parts(uses, clip_norm, sizes)
-        if found is not None:
-            return [({name: sums[name] for name in trained}, norms) for sums, norms in found]
+            return [({name: one[name] for name in trained}, norms) for one, norms in found]
+    if sizes is None:
+        every = as_terms(uses, trained, size)
+        return [clip_and_sum(every, dict(trained), clip_norm, clip, round_size, count)]
     parts = []
-    for at, size in zip(batches.in_a_row(sizes), sizes, strict=True):
+    for at, some in zip(batches.in_a_row(sizes), sizes, strict=True):
         own = [replace(u, inputs=u.inputs[at], gradients=u.gradients[at]) for u in uses]
-        parts.append(clip_uses(own, trained, size, clip_norm, clip, None, size))
+        parts += clip_uses(own, trained, some, clip_norm, clip, None, some)
     return parts
 
 
@@ -404,7 +394,7 @@ class Piece:
         """The clipped sum and the norms of the contributions, see :func:`clipped_sum`."""
         found, trained = self.gradients(), self.subject.trained
         if isinstance(found, list):
-            return clip_uses(found, trained, self.size, clip_norm, clip, round_size, self.real)
+            return clip_uses(found, trained, self.size, clip_norm, clip, round_size, self.real)[0]
         shards = boundary.shards_of(self.subject.model)
         keep = None if shards is None else shards.scattered
         return clip_and_sum(found, trained, clip_norm, clip, round_size, self.real, keep)
@@ -623,10 +613,8 @@ def _fingerprint(term: Any, size: int) -> Tensor:
     """A fingerprint of the numbers that the term holds for each of ``size`` examples, (size,)."""
     if isinstance(term, sums.SplitTerms):
         whole = torch.zeros(size, dtype=torch.int64)
-        for index, part in term.parts:
-            inner = part.term if isinstance(part, sums.Filled) else part
-            width = part.size if isinstance(part, sums.Filled) else len(index)
-            whole[index] = _fingerprint(inner, width)[: len(index)]
+        for part, index, width in term.parts:
+            whole[index] = _fingerprint(part, width)[: len(index)]
         return whole
     watch = batches.BatchFingerprint(size)
     for held in _stored(term):
@@ -643,8 +631,6 @@ def _stored(term: Any) -> Iterator[Tensor]:
             yield left.index if isinstance(left, sums.OneHot) else left
             yield right
     elif isinstance(term, sums.Moved):
-        yield from _stored(term.term)
-    elif isinstance(term, sums.Disjoint):
         for part in term.terms:
             yield from _stored(part)
     elif not isinstance(term, Unused):
@@ -1040,7 +1026,7 @@ def clipped_sums(
             return [clipped_sum(model, loss, x, y, bound, **options) for x, y in parts]
         found_of = subject.gradients(batches.filled(data, 0, size, cut[0][2]), size, shape)
         if isinstance(found_of, list):
-            found = iter(clip_uses_parts(found_of, trained, some, bound, clip))
+            found = iter(clip_uses(found_of, trained, size, bound, clip, None, size, some))
         else:
             found = iter(sums.clip_and_sum_parts(found_of, trained, bound, some, clip))
     nothing = {n: torch.zeros_like(p, dtype=torch.float64) for n, p in trained.items()}

@@ -34,7 +34,6 @@ from forethought.gradients.vmap_mode import (
     Draws,
     Gradients,
     Rule,
-    Site,
     Use,
     VmapMode,
     always,
@@ -803,14 +802,13 @@ def _scan_in_lanes(mode: VmapMode, func: Any, args: tuple[Any, ...], kwargs: dic
         return apart.squeeze(2) if batch == 1 else apart.flatten(1, 2)
 
     detached = {role: value.detach() for role, value in weights.items()}
-    site = Site(_HIDDEN, trained, {}, detached, (), (), size)
     emit: Any = None
     if trained:
         mode.count(trained)
 
         def emit(gradient: Tensor, before: Tensor) -> None:
             saved, roles = {"input": by_lane(before)}, frozenset(trained)
-            mode.report(site, Use({}, detached, saved, by_lane(gradient), roles))
+            mode.report(_HIDDEN, trained, Use({}, detached, saved, by_lane(gradient), roles))
 
     with boundary.outside():
         states = (side_by_side(gates, 1), side_by_side(h, 0), side_by_side(c, 0))

@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_map
 from forethought.gradients import batches, boundary, vmap_mode
 from forethought.gradients.batches import FINGERPRINT, LONG, MULTIPLES, LaneBatch, Loss, repeated
 from forethought.gradients.sharded import of_lost_process
-from forethought.gradients.sums import Filled, Separate, SplitTerms, Term, Unused, bounded
+from forethought.gradients.sums import Separate, SplitTerms, Term, Unused, bounded
 from forethought.gradients.vmap_mode import ParameterViews, PassSettings, VmapMode
 
 # A check that the loss is the same function of one example as of a batch; privacy does not need it.
@@ -304,7 +304,7 @@ class _Attempt:
         apart = [(index, terms, self._width(index)) for index, terms in parts if index is not None]
         return {
             name: SplitTerms(
-                [(i, Filled(bounded(terms[name]), len(i), width)) for i, terms, width in apart],
+                [(bounded(terms[name]), index, width) for index, terms, width in apart],
                 self.batch.lanes,
             )
             for name in self.trained

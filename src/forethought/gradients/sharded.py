@@ -330,24 +330,16 @@ class Gathering:
             known = {at: found for at, found in known.items() if found[0].requires_grad}
             if torch.is_grad_enabled() and known:
                 whole = [value for value, _ in known.values()]
-                taken = _Passed.apply(on_the_way_back, *whole)  # type: ignore[no-untyped-call]
+
+                def passed(*gradients: Tensor | None) -> Any:
+                    on_the_way_back()
+                    return gradients
+
+                taken = boundary.OwnNode.apply(  # type: ignore[no-untyped-call]
+                    lambda: [value.detach() for value in whole], passed, *whole
+                )
                 for (at, (_, dim)), value in zip(known.items(), taken, strict=True):
                     leaves[at] = (
                         value if dim is None else boundary.lane(value, dim, self.mode.level)
                     )
         return tree_unflatten(leaves, form)
-
-
-class _Passed(torch.autograd.Function):
-    """The identity of several tensors; its backward pass calls ``tell``. Rows are not mixed."""
-
-    @staticmethod
-    def forward(ctx: Any, tell: Callable[[], None], *values: Tensor) -> tuple[Tensor, ...]:
-        ctx.tell = tell
-        ctx.set_materialize_grads(False)
-        return tuple(value.detach() for value in values)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor | None) -> Any:
-        ctx.tell()
-        return None, *gradients

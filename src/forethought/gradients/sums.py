@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from forethought.gradients.batches import UNIT, in_a_row, sum_dtype, zeros_for
+from forethought.gradients.batches import UNIT, in_a_row, repeated, sum_dtype, zeros_for
 from forethought.gradients.boundary import turns
 from forethought.values.checks import real
 from forethought.values.plan import Clip
@@ -515,7 +515,10 @@ class Term(Protocol):
 
 
 class BoundedTerm(Term, Protocol):
-    """A term with bounds on its norms and on the rounding error of its sum."""
+    """A term with bounds on its norms and on the rounding error of its sum.
+
+    The library's terms derive from it; any class with these methods is treated alike.
+    """
 
     @property
     def added(self) -> int:
@@ -546,6 +549,15 @@ class BoundedTerm(Term, Protocol):
 
     def picked(self, index: Tensor) -> BoundedTerm:
         """The term of the examples ``index``, in float64."""
+
+    def squared_norms(self) -> Tensor:
+        return self.bounds().norms.square()
+
+    def weighted(self, factors: Tensor) -> Tensor:
+        return self.summed(factors.double(), None)
+
+    def settled(self) -> Term:
+        return self
 
 
 def bounded(term: Term) -> BoundedTerm:
@@ -582,21 +594,8 @@ def zeroed(values: Tensor, bad: Tensor) -> Tensor:
     return values.masked_fill(mask, 0)
 
 
-class _DerivedAnswers:
-    """The methods of a term that follow from others of a :class:`BoundedTerm`."""
-
-    def squared_norms(self: BoundedTerm) -> Tensor:
-        return self.bounds().norms.square()
-
-    def weighted(self: BoundedTerm, factors: Tensor) -> Tensor:
-        return self.summed(factors.double(), None)
-
-    def settled(self: BoundedTerm) -> Term:
-        return self
-
-
 @dataclass
-class Dense(_DerivedAnswers):
+class Dense(BoundedTerm):
     """Gradients written out: ``values`` of shape (B, *parameter shape)."""
 
     values: Tensor
@@ -657,7 +656,7 @@ class Dense(_DerivedAnswers):
 
 
 @dataclass
-class Ones(_DerivedAnswers):
+class Ones(BoundedTerm):
     """Rows of zeros and ones, of length ``size``, with T ones at the different ``places`` (B, T).
 
     ``known``, float64, (B,): 1, or a number that is not finite for a row that is not known.
@@ -712,7 +711,7 @@ class Separate(Dense):
 
 
 @dataclass
-class Outer(_DerivedAnswers):
+class Outer(BoundedTerm):
     """Σ_t left_t ⊗ right_t per example, as in every linear map and embedding.
 
     Args:
@@ -941,63 +940,6 @@ def slot(value: Tensor, parameters: dict[int, str]) -> Slot | None:
     return Slot(name, tuple(base.shape), geometry)
 
 
-class _Around(_DerivedAnswers):
-    """A term around another, with the same error bounds."""
-
-    term: BoundedTerm
-
-    @property
-    def added(self) -> int:
-        return self.term.added
-
-    @property
-    def breadth(self) -> int:
-        return self.term.breadth
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.term.dtype
-
-    def off(self, length: int | None) -> float:
-        return self.term.off(length)
-
-    def way(self) -> str:
-        return self.term.way()
-
-
-@dataclass
-class Moved(_Around):
-    """A term whose gradients are put at other places of the parameter: same numbers, same norms.
-
-    Attributes:
-        move: rows of the term's shape → rows of the parameter's shape, any number of them.
-    """
-
-    term: BoundedTerm
-    move: Callable[[Tensor], Tensor]
-
-    def _around(self, term: Term) -> Moved:
-        return Moved(bounded(term), self.move)
-
-    def bounds(self) -> TermBounds:
-        return self.term.bounds()
-
-    def summed(self, factors: Tensor, length: int | None) -> Tensor:
-        return self.move(self.term.summed(factors, length).unsqueeze(0))[0]
-
-    def rows(self) -> Tensor:
-        return self.move(self.term.rows())
-
-    def picked(self, index: Tensor) -> Moved:
-        return self._around(self.term.picked(index))
-
-    def without(self, bad: Tensor) -> Moved:
-        return self._around(self.term.without(bad))
-
-    def settled(self) -> Moved:
-        return self._around(self.term.settled())
-
-
 def _into(shape: tuple[int, ...], view: Geometry, rows: Tensor) -> Tensor:
     """Rows of a view of a parameter as rows of the whole parameter, of this shape."""
     whole = rows.new_zeros(rows.shape[0], *shape)
@@ -1006,10 +948,15 @@ def _into(shape: tuple[int, ...], view: Geometry, rows: Tensor) -> Tensor:
     return whole
 
 
-class _Several(_DerivedAnswers):
-    """The common methods of terms that consist of several terms."""
+class _Several(BoundedTerm):
+    """The common methods of terms that consist of several terms, the first of each part."""
 
-    terms: Sequence[BoundedTerm]
+    parts: Sequence[Any]
+
+    @property
+    def terms(self) -> list[BoundedTerm]:
+        """The terms of all parts."""
+        return [part[0] for part in self.parts]
 
     @property
     def added(self) -> int:
@@ -1025,22 +972,29 @@ class _Several(_DerivedAnswers):
         return torch.float64 if torch.float64 in kinds else torch.float32
 
     def off(self, length: int | None) -> float:
-        # The parts are added in float64.
-        most = max(term.off(length) for term in self.terms)
-        return most + gamma(len(self.terms) + 2, torch.float64)
+        # Several parts are added in float64.
+        most, count = max(term.off(length) for term in self.terms), len(self.parts)
+        return most + gamma(count + 2, torch.float64) if count > 1 else most
 
     def way(self) -> str:
         return ", ".join(dict.fromkeys(term.way() for term in self.terms))
 
 
 @dataclass
-class Disjoint(_Several):
-    """Terms of parts of a parameter that do not overlap: their squared norms add."""
+class Moved(_Several):
+    """Terms of parts of a parameter that do not overlap: their squared norms add.
 
-    terms: Sequence[BoundedTerm]
+    Attributes:
+        parts: each term, and a function that puts its gradients at their places in the parameter:
+            rows of the term's shape → rows of the parameter's shape, any number of them.
+    """
+
+    parts: Sequence[tuple[BoundedTerm, Callable[[Tensor], Tensor]]]
 
     def bounds(self) -> TermBounds:
         found = [term.bounds() for term in self.terms]
+        if len(found) == 1:  # at other places: same numbers, same norms
+            return found[0]
         norms = torch.stack([bounds.norms for bounds in found])
         masses = torch.stack([mass_of(bounds) for bounds in found])
         known = [bounds.reach for bounds in found if bounds.reach is not None]
@@ -1051,64 +1005,39 @@ class Disjoint(_Several):
         )
 
     def summed(self, factors: Tensor, length: int | None) -> Tensor:
-        return reduce(Tensor.add_, (term.summed(factors, length) for term in self.terms))
+        sums = ((term.summed(factors, length).unsqueeze(0), move) for term, move in self.parts)
+        return reduce(Tensor.add_, (move(row)[0] for row, move in sums))
 
     def rows(self) -> Tensor:
-        return reduce(torch.add, (term.rows() for term in self.terms))
+        return reduce(torch.add, (move(term.rows()) for term, move in self.parts))
 
-    def picked(self, index: Tensor) -> Disjoint:
-        return Disjoint([term.picked(index) for term in self.terms])
+    def _changed(self, change: Callable[[BoundedTerm], Term]) -> Moved:
+        return Moved([(bounded(change(term)), move) for term, move in self.parts])
 
-    def without(self, bad: Tensor) -> Disjoint:
-        return Disjoint([bounded(term.without(bad)) for term in self.terms])
+    def picked(self, index: Tensor) -> Moved:
+        return self._changed(lambda term: term.picked(index))
 
-    def settled(self) -> Disjoint:
-        return Disjoint([bounded(term.settled()) for term in self.terms])
+    def without(self, bad: Tensor) -> Moved:
+        return self._changed(lambda term: term.without(bad))
 
-
-@dataclass
-class Filled(_Around):
-    """The first ``count`` of the ``size`` rows of a term whose other rows repeat these in turn."""
-
-    term: BoundedTerm
-    count: int
-    size: int
-
-    def bounds(self) -> TermBounds:
-        found = self.term.bounds()
-        norms, *others = (None if part is None else part[: self.count] for part in found)
-        assert norms is not None  # every term has norms
-        return TermBounds(norms, *others)
-
-    def summed(self, factors: Tensor, length: int | None) -> Tensor:
-        missing = factors.new_zeros(self.size - self.count)
-        return self.term.summed(torch.cat([factors, missing]), length)
-
-    def rows(self) -> Tensor:
-        return self.term.rows()[: self.count]
-
-    def picked(self, index: Tensor) -> BoundedTerm:
-        return self.term.picked(index)
-
-    def without(self, bad: Tensor) -> Filled:
-        every = bad[torch.arange(self.size, device=bad.device) % self.count]
-        return Filled(bounded(self.term.without(every)), self.count, self.size)
+    def settled(self) -> Moved:
+        return self._changed(lambda term: term.settled())
 
 
 @dataclass
 class SplitTerms(_Several):
-    """Terms of lanes that ran in separate passes: (indices of the lanes, their term)."""
+    """Terms of lanes that ran in separate passes: (term, indices of the lanes, rows of the pass).
 
-    parts: Sequence[tuple[Tensor, BoundedTerm]]
+    The further rows of a pass repeat its lanes in turn, and fill up its block.
+    """
+
+    parts: Sequence[tuple[BoundedTerm, Tensor, int]]
     size: int
-
-    def __post_init__(self) -> None:
-        self.terms = [term for _, term in self.parts]
 
     def _joined(self, values: Sequence[Tensor]) -> Tensor:
         whole = values[0].new_zeros(self.size, *values[0].shape[1:])
-        for (index, _), value in zip(self.parts, values, strict=True):
-            whole[index.to(value.device)] = value.to(whole.dtype)
+        for (_, index, _), value in zip(self.parts, values, strict=True):
+            whole[index.to(value.device)] = value[: len(index)].to(whole.dtype)
         return whole
 
     def bounds(self) -> TermBounds:
@@ -1121,29 +1050,34 @@ class SplitTerms(_Several):
         )
 
     def summed(self, factors: Tensor, length: int | None) -> Tensor:
-        own = ((factors[index.to(factors.device)], term) for index, term in self.parts)
-        return reduce(Tensor.add_, (term.summed(some, length) for some, term in own))
+        def part(term: BoundedTerm, index: Tensor, width: int) -> Tensor:
+            own = factors[index.to(factors.device)]
+            return term.summed(torch.cat([own, own.new_zeros(width - len(own))]), length)
+
+        return reduce(Tensor.add_, (part(*one) for one in self.parts))
 
     def rows(self) -> Tensor:
         return self._joined([term.rows() for term in self.terms])
 
     def picked(self, index: Tensor) -> SplitTerms:
-        found: list[tuple[Tensor, BoundedTerm]] = []
-        for mine, term in self.parts:
+        found: list[tuple[BoundedTerm, Tensor, int]] = []
+        for term, mine, _ in self.parts:
             # Places of the picked examples among these lanes, and in the result.
             inside = mine.to(index.device).unsqueeze(1) == index.unsqueeze(0)
             places, wanted = inside.nonzero(as_tuple=True)
             if len(places):
-                found.append((wanted, term.picked(places)))
+                found.append((term.picked(places), wanted, len(places)))
         return SplitTerms(found, len(index))
 
     def without(self, bad: Tensor) -> SplitTerms:
-        return SplitTerms(
-            [(i, bounded(term.without(bad[i.to(bad.device)]))) for i, term in self.parts], self.size
-        )
+        def part(term: BoundedTerm, index: Tensor, width: int) -> BoundedTerm:
+            every = index[repeated(len(index), width)].to(bad.device)
+            return bounded(term.without(bad[every]))
+
+        return SplitTerms([(part(*one), *one[1:]) for one in self.parts], self.size)
 
 
-class Unused(_DerivedAnswers):
+class Unused(BoundedTerm):
     """The gradient of a parameter that the loss does not depend on."""
 
     added, breadth, dtype = 1, 1, torch.float64
@@ -1197,7 +1131,7 @@ def combine(uses: Iterable[tuple[Slot, Term]]) -> Term:
     for place, same in by_place.items():
         merged = _merge(same)
         if place.geometry is not None:
-            merged = Moved(bounded(merged), partial(_into, place.shape, place.geometry))
+            merged = Moved([(bounded(merged), partial(_into, place.shape, place.geometry))])
         terms.append(merged)
     if len(terms) == 1:
         return terms[0]
@@ -1205,7 +1139,7 @@ def combine(uses: Iterable[tuple[Slot, Term]]) -> Term:
     shape = next(iter(by_place)).shape
     known = tuple(part for part in parts if part is not None)
     if len(known) == len(parts) and not _overlap(shape, known):
-        return Disjoint([bounded(term) for term in terms])
+        return Moved([part for term in terms if isinstance(term, Moved) for part in term.parts])
     return _sum(terms)
 
 
@@ -1246,7 +1180,7 @@ class Window:
 
 
 @dataclass
-class Convolved(_DerivedAnswers):
+class Convolved(BoundedTerm):
     """The weight gradient of a convolution for each example.
 
     Attributes:
@@ -1502,7 +1436,7 @@ class Convolved(_DerivedAnswers):
         if any(one != other for one, other in spaces):
             return None
         flat, shape = Outer([(self.gradient.flatten(2).mT, image.flatten(2).mT)]), self._shape
-        return Moved(flat, lambda rows: rows.reshape(rows.shape[0], *shape))
+        return Moved([(flat, lambda rows: rows.reshape(rows.shape[0], *shape))])
 
 
 # Constants of the theorem that a sum of contributions keeps its bound in floating point.
@@ -1790,6 +1724,15 @@ class Measured:
         known = (0.0 if b.reach is None else float(b.reach.max()) for b in self.found)
         return [min(reach, BEYOND) for reach in known]
 
+    def weighted_masses(self, factors: Tensor) -> list[float]:
+        """Upper bounds of Σ_b factors[b]·masses[b] of each term, over finite contributions."""
+        each = self.norms.by_parameter if self.masses is None else self.masses
+        bad = ~torch.isfinite(self.norms.total)
+        weighted = (factors * each).masked_fill(bad, 0.0).sum(1)
+        # A margin for the rounding of this arithmetic.
+        found: list[float] = (weighted * (1 + 2.0**-20)).tolist()
+        return found
+
 
 def even(found: Sequence[Tensor]) -> Tensor:
     """A table of the rows, padded with zeros to a multiple of ``UNIT`` columns.
@@ -1801,110 +1744,56 @@ def even(found: Sequence[Tensor]) -> Tensor:
     return torch.nn.functional.pad(table, (0, missing)) if missing else table
 
 
-@dataclass(frozen=True)
-class Limits:
-    """The limits of a clipped sum.
+def block_lengths(
+    held: Sequence[BoundedTerm],
+    factors: Tensor,
+    measured: Measured,
+    allowed: float,
+    largest: float,
+    precise: bool,
+) -> list[int | None]:
+    """The length of float32 blocks that keep the error in bounds, for each term; None: float64.
 
-    Attributes:
-        clip_norm: upper bound of the norm of every contribution.
-        allowed: the largest allowed error of the sum.
+    Args:
+        allowed: the largest allowed error of all sums together.
         largest: upper bound of every factor.
         precise: True if everything is added in float64 anyway.
-    """
-
-    clip_norm: float
-    allowed: float
-    largest: float
-    precise: bool
-
-
-def block_lengths(
-    held: Sequence[BoundedTerm], factors: Tensor, measured: Measured, limits: Limits
-) -> list[int | None]:
-    """The length of float32 blocks that the limits allow, for each term; None adds in float64.
 
     Raises:
-        ValueError: not even float64 keeps the error within ``limits.allowed``.
+        ValueError: not even float64 keeps the error within ``allowed``.
     """
-    certificate = _Certificate(held, factors, measured, limits)
-    longest = max(1, *(term.added for term in held))
-    whole = certificate.blocks(longest)
-    if certificate.at_worst(whole) <= limits.allowed:
-        return whole
-    certificate.weigh()
+    masses, reach = measured.weighted_masses(factors), measured.reach()
+    # Underflow of a scaled number, times the number it is multiplied with, and of each product.
+    small = [
+        2 * term.added * term.breadth * (1 + far) for term, far in zip(held, reach, strict=True)
+    ]
+    # Terms that cannot overflow in float32.
+    narrow = [
+        not precise and term.dtype == torch.float32 and max(mass, largest * far) < LARGE
+        for term, mass, far in zip(held, masses, reach, strict=True)
+    ]
+
+    def error(at: int, length: int | None) -> float:
+        lost = _TINY[torch.float64 if length is None else torch.float32] * small[at]
+        return held[at].off(length) * masses[at] + lost
+
+    def fits(blocks: Sequence[int | None]) -> bool:
+        return math.hypot(*(error(*block) for block in enumerate(blocks))) <= allowed
+
+    longest, blocks = max(1, *(term.added for term in held)), []
     for length in (longest, *BLOCKS):
-        blocks = certificate.blocks(length)
-        if certificate.fits(blocks):
+        blocks = [length if in_float32 else None for in_float32 in narrow]
+        if fits(blocks):
             return blocks
     # The sums with the largest errors go to float64 until the others fit.
-    blocks = certificate.blocks(BLOCKS[-1])
-    by_error = sorted(range(len(held)), key=lambda at: certificate.one(at, BLOCKS[-1]))
-    for at in reversed(by_error):
+    for at in sorted(range(len(held)), key=lambda at: -error(at, BLOCKS[-1])):
         blocks[at] = None
-        if certificate.fits(blocks):
+        if fits(blocks):
             return blocks
     raise ValueError(
         f"{longest} products cannot be added within the rounding that is charged to the clipping "
         "norm; use smaller micro-batches, and pass the size of the round as round_size"
     )
-
-
-class _Certificate:
-    """Bounds on the errors of the terms' sums."""
-
-    def __init__(
-        self, held: Sequence[BoundedTerm], factors: Tensor, measured: Measured, limits: Limits
-    ) -> None:
-        self._held, self._factors, self._measured, self._limits = held, factors, measured, limits
-        self._reach = measured.reach()
-        # Underflow of a scaled number, times the number it is multiplied with, and of each product.
-        self._small = [
-            2 * term.added * term.breadth * (1 + reach)
-            for term, reach in zip(held, self._reach, strict=True)
-        ]
-        self._narrow = [term.dtype == torch.float32 and not limits.precise for term in held]
-        # Without cancellation no mass exceeds its contribution's norm, which is at most C.
-        trivial = measured.masses is None
-        self._together = factors.shape[1] * limits.clip_norm if trivial else math.inf
-        self._masses = [self._together] * len(held)
-
-    def weigh(self) -> None:
-        """Use the weighted masses of the contributions in place of the worst case."""
-        masses = self._measured.masses
-        norms = self._measured.norms.by_parameter
-        each = norms if masses is None else masses
-        bad = ~torch.isfinite(self._measured.norms.total)
-        weighted = (self._factors * each).masked_fill(bad, 0.0).sum(1)
-        # A margin for the rounding of this arithmetic.
-        self._masses = (weighted * (1 + 2.0**-20)).tolist()
-
-    def blocks(self, length: int) -> list[int | None]:
-        """Blocks of ``length`` for terms that cannot overflow in float32, None for the others."""
-        return [
-            length
-            if narrow and max(min(mass, self._together), self._limits.largest * reach) < LARGE
-            else None
-            for narrow, mass, reach in zip(self._narrow, self._masses, self._reach, strict=True)
-        ]
-
-    def _lost(self, at: int, length: int | None) -> float:
-        return _TINY[torch.float64 if length is None else torch.float32] * self._small[at]
-
-    def at_worst(self, blocks: Sequence[int | None]) -> float:
-        """The largest error for any norms: Σ_b ‖contribution_b‖ ≤ B·C bounds all masses."""
-        if math.isinf(self._together):
-            return math.inf
-        off = max(term.off(length) for term, length in zip(self._held, blocks, strict=True))
-        return off * self._together + sum(self._lost(*block) for block in enumerate(blocks))
-
-    def one(self, at: int, length: int | None) -> float:
-        """The error bound of one term."""
-        return self._held[at].off(length) * self._masses[at] + self._lost(at, length)
-
-    def fits(self, blocks: Sequence[int | None]) -> bool:
-        """True if the error of all sums together is allowed."""
-        error = math.hypot(*(self.one(at, length) for at, length in enumerate(blocks)))
-        return error <= self._limits.allowed
 
 
 # The clipped sum of linear layers that each example uses once, in a few operations.
@@ -1942,39 +1831,29 @@ def clip_and_sum_once(
     clip_norm: float,
     round_size: int | None,
     count: int | None = None,
-) -> Sums | None:
+    sizes: Sequence[int] | None = None,
+) -> list[Sums] | None:
     """:func:`.sums.clip_and_sum` with flat clipping; None if that function must be used instead.
 
     Args:
         uses: float32; each parameter is in exactly one of them.
         count: only the first ``count`` rows count; None: all.
+        sizes: of non-empty parts of the batch, for a sum of each. The bounds of the longest part's
+            sum hold for shorter ones, because each bound grows with the length. Then None also
+            means that a part by itself might be summed in another way. None: one sum of all.
     """
     count = len(uses[0].inputs) if count is None else count
+    longest = count if sizes is None else max(sizes)
+    whole, parts = round_size or longest, [slice(None)] if sizes is None else in_a_row(sizes)
     with exactly(uses[0].inputs.device.type):
-        whole = round_size or count
         # With more rows than the round has, the general way raises the error.
-        for dtype in (torch.float32, torch.float64) if count <= whole else ():
-            found = _scaled(uses, clip_norm, count, whole, count, dtype)
+        ways = (torch.float32, torch.float64) if sizes is None else (torch.float32,)
+        for dtype in ways if longest <= whole else ():
+            found = _scaled(uses, clip_norm, longest, whole, count, dtype)
             if found is not None:
                 norms, scaled = found
-                return _summed(uses, scaled, None, dtype), norms
+                return [(_summed(uses, scaled, part, dtype), norms[part]) for part in parts]
         return None
-
-
-def clip_and_sum_once_parts(
-    uses: Sequence[SingleUseLinear], clip_norm: float, sizes: Sequence[int]
-) -> list[Sums] | None:
-    """:func:`clip_and_sum_once` for each of several non-empty parts of a batch.
-
-    The bounds of the longest part's sum hold for shorter ones, because each bound grows with the
-    length. None if a part by itself might be summed in another way.
-    """
-    with exactly(uses[0].inputs.device.type):
-        found = _scaled(uses, clip_norm, max(sizes), max(sizes), sum(sizes), torch.float32)
-        if found is None:
-            return None
-        norms, scaled = found
-        return [(_summed(uses, scaled, part), norms[part]) for part in in_a_row(sizes)]
 
 
 def _scaled(
@@ -2028,13 +1907,12 @@ def _scaled(
 def _summed(
     uses: Sequence[SingleUseLinear],
     scaled: Sequence[Tensor],
-    part: slice | None,
-    dtype: torch.dtype = torch.float32,
+    part: slice,
+    dtype: torch.dtype,
 ) -> dict[str, Tensor]:
     sums: dict[str, Tensor] = {}
     for use, clipped in zip(uses, scaled, strict=True):
-        few, inputs = (clipped, use.inputs) if part is None else (clipped[part], use.inputs[part])
-        few = few.to(dtype)
+        few, inputs = clipped[part].to(dtype), use.inputs[part]
         if use.weight is not None and dtype == torch.float64:
             total = few.new_zeros(few.shape[1], inputs.shape[1])
             # Converted to float64 while it is in the cache.
@@ -2147,8 +2025,8 @@ def weighed(
         missing = scaling.shape[1] - real
         if missing:
             scaling = torch.cat([scaling[:, :real], scaling.new_zeros(len(held), missing)], 1)
-        limits = Limits(clip_norm, clip_norm * (CHARGE / 2) * OWN * share, largest, precise)
-        lengths = block_lengths(held, scaling, measured, limits)
+        allowed = clip_norm * (CHARGE / 2) * OWN * share
+        lengths = block_lengths(held, scaling, measured, allowed, largest, precise)
     total = measured.norms.total[:real]
     if not precise:
         # A finite norm beyond float32 must stay finite.

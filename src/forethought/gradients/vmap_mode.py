@@ -364,18 +364,6 @@ def register(rule: Rule, *functions: Any) -> Rule:
     return rule
 
 
-PARTS: dict[Any, Callable[..., Any]] = {}
-
-
-def register_parts(parts: Callable[..., Any], *functions: Any) -> None:
-    """Run calls of ``functions`` in the lanes as ``parts(mode, *args, **kwargs)``.
-
-    ``parts`` must compute the same value for one example; the functions that it calls are
-    intercepted too.
-    """
-    PARTS.update(dict.fromkeys(functions, parts))
-
-
 PHYSICAL: dict[Any, Callable[..., Any]] = {}
 
 
@@ -557,79 +545,30 @@ def _table_term(place: LookedUp, term: Term) -> Term:
 # They see physical tensors, and do not mix their rows.
 
 
-@dataclass(frozen=True)
-class Site:
-    """One call that a rule covers.
-
-    Attributes:
-        rule: the rule.
-        trained: role → the tensor whose gradient is wanted, a parameter or computed from
-            parameters.
-        arguments: the rest of the call, by name.
-        parameters: role → detached value. saved: names of the saved arguments, in order.
-        dims: the dimension of the examples in the output and in every saved argument; None for an
-            argument that all examples share.
-        size: number of examples.
-    """
-
-    rule: Rule
-    trained: Mapping[str, Tensor]
-    arguments: Mapping[str, Any]
-    parameters: Mapping[str, Tensor]
-    saved: tuple[str, ...]
-    dims: tuple[int | None, ...]
-    size: int
-
-    def use(self, gradient: Tensor, saved: tuple[Tensor, ...]) -> Use:
-        """The :class:`Use` for the rule: all tensors with the examples in dimension 0."""
-        out, *dims = self.dims
-        every = zip(self.saved, saved, dims, strict=True)
-        values = {name: self._front(value, dim) for name, value, dim in every}
-        gradient = self._front(gradient, out)
-        return Use(self.arguments, self.parameters, values, gradient, frozenset(self.trained))
-
-    def _front(self, value: Tensor, dim: int | None) -> Tensor:
-        if dim is None:
-            return value.expand(self.size, *value.shape)
-        return value.movedim(dim, 0) if dim else value
-
-
-Report = Callable[[Site, Use], None]
-
-
 class OutputHook(torch.autograd.Function):
-    """The identity; its backward pass reports the gradient of the output."""
+    """The identity; its backward pass calls ``report(gradient of the output, saved)``."""
 
     @staticmethod
     def forward(
-        ctx: Any, output: Tensor, anchor: Tensor, report: Report, site: Site, *saved: Tensor
+        ctx: Any, output: Tensor, anchor: Tensor, report: Callable[..., None], *saved: Tensor
     ) -> Tensor:
         # Saving through autograd keeps its check for in-place changes. The result shares memory
         # with the output but is no view of it, so that in-place activations may follow.
         ctx.save_for_backward(*saved)
-        ctx.report, ctx.site = report, site
+        ctx.report = report
         return output.detach()
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        ctx.report(ctx.site, ctx.site.use(gradient.detach(), ctx.saved_tensors))
-        return gradient, *(None,) * (3 + len(ctx.site.saved))
+        ctx.report(gradient.detach(), ctx.saved_tensors)
+        return gradient, *(None,) * (2 + len(ctx.saved_tensors))
 
 
-class SharedRows(torch.autograd.Function):
-    """A shared value, repeated for each example; its backward pass reports a gradient for each."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, value: Tensor, anchor: Tensor, size: int, report: Callable[[Tensor], None]
-    ) -> Tensor:
-        ctx.report = report
-        return value.detach().expand(size, *value.shape)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:
-        ctx.report(gradient.detach())
-        return None, None, None, None
+def in_front(whole: Tensor, dim: int | None, size: int) -> Tensor:
+    """A tensor with the ``size`` examples moved from ``dim`` to dimension 0; None: all share it."""
+    if dim is None:
+        return whole.expand(size, *whole.shape)
+    return whole.movedim(dim, 0) if dim else whole
 
 
 # The mode that intercepts torch functions in lanes.
@@ -656,6 +595,19 @@ def handles(*functions: Any, always: bool = False) -> Callable[[Handler], Handle
         return handler
 
     return register
+
+
+def register_parts(parts: Callable[..., Any], *functions: Any) -> None:
+    """Run calls of ``functions`` in the lanes as ``parts(mode, *args, **kwargs)``.
+
+    ``parts`` must compute the same value for one example; the functions that it calls are
+    intercepted too.
+    """
+
+    @handles(*functions)
+    def handler(mode: VmapMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        with mode:
+            return parts(mode, *args, **kwargs)
 
 
 @dataclass(frozen=True)
@@ -789,12 +741,8 @@ class VmapMode(TorchFunctionMode):
                 result = self._ruled(rule, func, args, kwargs)
                 if result is not NotImplemented:
                     return result
-            if func not in PARTS and not self._opens(func):
+            if not self._opens(func):
                 args, kwargs = self._written_out(func, args, kwargs)
-        parts = PARTS.get(func)
-        if parts is not None:
-            with self:
-                return parts(self, *args, **kwargs)
         # torch hands attention to a mode as a whole, and what is inside it must be intercepted.
         whole = func is F.multi_head_attention_forward
         if whole or (trained and func not in PHYSICAL and self._opens(func)):
@@ -912,7 +860,7 @@ class VmapMode(TorchFunctionMode):
         """The output with a hook; the backward pass reports its gradient to the rule."""
         whole, dim = physical(output)
         names, values = [], []
-        dims: list[int | None] = [dim]
+        dims: list[int | None] = []
         for name in rule.saved:
             value = arguments.get(name)
             if name not in trained and isinstance(value, Tensor):
@@ -922,16 +870,22 @@ class VmapMode(TorchFunctionMode):
                 names.append(name)
                 values.append(value.detach())
                 dims.append(at)
-        known = {*parameters, *rule.saved}
+        known, size = {*parameters, *rule.saved}, self.size
         rest = {
             name: value
             for name, value in arguments.items()
             if not isinstance(value, Tensor) or not (name in known or is_lane(value))
         }
-        site = Site(rule, trained, rest, parameters, tuple(names), tuple(dims), self.size)
+
+        def report(gradient: Tensor, saved: tuple[Tensor, ...]) -> None:
+            every = zip(names, saved, dims, strict=True)
+            kept = {name: in_front(value, at, size) for name, value, at in every}
+            slope = in_front(gradient, dim, size)
+            self.report(rule, trained, Use(rest, parameters, kept, slope, frozenset(trained)))
+
         self.count(trained)
         with outside():
-            tapped = OutputHook.apply(whole, self.anchor, self.report, site, *values)  # type: ignore[no-untyped-call]
+            tapped = OutputHook.apply(whole, self.anchor, report, *values)  # type: ignore[no-untyped-call]
         return lane(tapped, dim, self.level)
 
     def _written_out(
@@ -954,11 +908,15 @@ class VmapMode(TorchFunctionMode):
         """A lane tensor of a shared value; the value's gradient is written out for each lane."""
         place = self.places.of(value)
 
-        def report(gradient: Tensor) -> None:
-            self._add(place, "any function", Dense(gradient))
+        def repeated() -> list[Tensor]:
+            return [value.detach().expand(self.size, *value.shape)]
+
+        def report(gradient: Tensor) -> list[None]:
+            self._add(place, "any function", Dense(gradient.detach()))
+            return [None]
 
         with outside():
-            whole = SharedRows.apply(value.detach(), self.anchor, self.size, report)  # type: ignore[no-untyped-call]
+            (whole,) = boundary.OwnNode.apply(repeated, report, self.anchor)  # type: ignore[no-untyped-call]
         return lane(whole, 0, self.level)
 
     def count(self, trained: Mapping[str, Tensor]) -> None:
@@ -966,15 +924,20 @@ class VmapMode(TorchFunctionMode):
         for value in trained.values():
             self._times[self.places.of(value)] += 1
 
-    def report(self, site: Site, use: Use) -> None:
-        """Keep the terms that the rule makes of a use, now that its output gradient is known."""
+    def report(self, rule: Rule, trained: Mapping[str, Tensor], use: Use) -> None:
+        """Keep the terms that the rule makes of a use, now that its output gradient is known.
+
+        Args:
+            trained: role → the tensor whose gradient is wanted, a parameter or computed from
+                parameters.
+        """
         try:
-            terms = dict(_terms_of(site, use))
+            terms = dict(_terms_of(rule, trained, use))
         except Exception as error:  # a registered rule may raise any error
-            self.failed = self.failed or boundary.RuleFailed(site.rule.name, error)
+            self.failed = self.failed or boundary.RuleFailed(rule.name, error)
             return
         for role, term in terms.items():
-            self._add(self.places.of(site.trained[role]), site.rule.name, term)
+            self._add(self.places.of(trained[role]), rule.name, term)
 
     def _add(self, place: ParameterView, rule: str, term: Term) -> None:
         if self._observe is not None:
@@ -1002,17 +965,17 @@ class VmapMode(TorchFunctionMode):
         return [value for value in (kept() for kept in self._kept) if value is not None]
 
 
-def _terms_of(site: Site, use: Use) -> list[tuple[str, Term]]:
-    given = [(role, term) for role, term in site.rule.gradients(use) if role in site.trained]
-    if len(given) != len(site.trained) or {role for role, _ in given} != site.trained.keys():
+def _terms_of(rule: Rule, trained: Mapping[str, Tensor], use: Use) -> list[tuple[str, Term]]:
+    given = [(role, term) for role, term in rule.gradients(use) if role in trained]
+    if len(given) != len(trained) or {role for role, _ in given} != trained.keys():
         raise ValueError(
-            f"it must yield each of {sorted(site.trained)} once, not {[role for role, _ in given]}"
+            f"it must yield each of {sorted(trained)} once, not {[role for role, _ in given]}"
         )
     for role, term in given:
-        shape = tuple(site.trained[role].shape)
-        if isinstance(term, Dense) and tuple(term.values.shape) != (site.size, *shape):
+        shape, size = tuple(trained[role].shape), len(use.gradient)
+        if isinstance(term, Dense) and tuple(term.values.shape) != (size, *shape):
             raise ValueError(
-                f"the gradients of {role!r} must have the shape {(site.size, *shape)}, not "
+                f"the gradients of {role!r} must have the shape {(size, *shape)}, not "
                 f"{tuple(term.values.shape)}"
             )
         if isinstance(term, Outer) and term.shape != shape:
@@ -1229,22 +1192,6 @@ class _Notes:
         )
 
 
-class _Both(torch.autograd.Function):
-    """One graph node on physical tensors for everything between a Function's inputs and outputs."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, run: Callable[[], list[Tensor]], back: Callable[..., Any], *inputs: Tensor
-    ) -> tuple[Tensor, ...]:
-        ctx.back = back
-        ctx.set_materialize_grads(False)
-        return tuple(run())
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor | None) -> Any:
-        return None, None, *ctx.back(gradients)
-
-
 def call(mode: VmapMode, kind: Any, args: tuple[Any, ...], own: Callable[..., Any]) -> Any:
     """``kind.apply(*args)`` for every lane.
 
@@ -1293,7 +1240,7 @@ def call(mode: VmapMode, kind: Any, args: tuple[Any, ...], own: Callable[..., An
                     found.append(boundary.every(value, mode.size).detach().clone())
             return found
 
-    def back(gradients: tuple[Tensor | None, ...]) -> list[Tensor | None]:
+    def back(*gradients: Tensor | None) -> list[Tensor | None]:
         with _inside(mode) as level, torch.no_grad():
             wrapped = [None if g is None else mode.followed(lane(g, 0, level)) for g in gradients]
             answer = kind.backward(notes, *wrapped)
@@ -1310,7 +1257,7 @@ def call(mode: VmapMode, kind: Any, args: tuple[Any, ...], own: Callable[..., An
             return found
 
     with outside():
-        outputs = _Both.apply(run, back, *(whole for whole, _ in wholes))  # type: ignore[no-untyped-call]
+        outputs = boundary.OwnNode.apply(run, back, *(whole for whole, _ in wholes))  # type: ignore[no-untyped-call]
     result = tuple(lane(value, 0, mode.level) for value in outputs)
     return result if shape[0] else result[0]
 

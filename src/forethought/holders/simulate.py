@@ -13,7 +13,7 @@ import struct
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -38,7 +38,7 @@ from forethought.gradients import check_model
 from forethought.holders import simulator
 from forethought.holders.fused import LAW, Asked, Cohort, cohorts, require_fusible, simulated_times
 from forethought.holders.simulator import rehearsed
-from forethought.holders.topology import Topology, topology_of
+from forethought.holders.topology import Agreed, made_plan, statement_of
 from forethought.holders.trainer import Holder, ReportedAverage, SharedModel
 from forethought.holders.workers import PROCESSES, InProcess, Workers, address_of
 from forethought.rounds.contributions import Loss, check_loss, default_loss
@@ -50,7 +50,7 @@ from forethought.training.records import require_fit
 from forethought.training.run import NOT_COVERED_TEST
 from forethought.values.checks import RunFolderExistsError, function, require_only
 from forethought.values.plan import TRANSCRIPT, Transcript, grid
-from forethought.values.serialisation import Stored, plain
+from forethought.values.serialisation import plain
 
 SUMMARY, START = "simulation.json", "start.npy"
 # The record of updates, and of a simulation whose cohorts' sums are fused.
@@ -67,7 +67,7 @@ class Simulation:
     """Holders that are ready to compute, and the state of their releases so far.
 
     Attributes:
-        topology: of the federation or the gossip.
+        agreed: the federation or the gossip.
         shared: the model of all. loss: one value per example. test: held-out records.
         folder: where results are kept; None: nothing is kept. holders: one for each share.
         start: the weights that all begin with. secrets: of all holders.
@@ -75,7 +75,7 @@ class Simulation:
         progress: see :func:`simulate`. held: contexts that are left when the simulation ends.
     """
 
-    topology: Topology
+    agreed: Agreed
     shared: SharedModel
     loss: Loss
     test: Records | None
@@ -94,18 +94,17 @@ class Simulation:
         """Make the trainers, with a record if there is a folder; torch then uses one thread.
 
         Args:
-            sums: True gives noised sums; see :class:`~forethought.holders.trainer.ClientTrainer`.
+            sums: True gives noised sums; see :class:`~forethought.holders.trainer.Holder`.
         """
 
         def make(states: dict[int, bytes]) -> simulator.Trainers:
-            brought = self.shared, self.holders, self.topology.local_rounds
-            gradients = "sums" if sums else self.topology.gradients
-            options: dict[str, Any] = {"gradients": gradients, "states": states}
+            holders = self.holders
+            if sums:
+                holders = [replace(one, gradients="sums") for one in holders]
+            known = self.shared, holders, states
             if not self.workers:
-                return InProcess(*brought, **options)
-            return self.held.enter_context(
-                Workers(self.workers, *brought, **options, engine=self.engine)
-            )
+                return InProcess(*known)
+            return self.held.enter_context(Workers(self.workers, *known, self.engine))
 
         return self.recorded(make)
 
@@ -128,7 +127,7 @@ class Simulation:
         self._states[holder] = release.state
         self._count += 1
         if self.progress is not None:
-            most = self.topology.most
+            most = self.agreed.total
             self.progress(min(self._count, most), most)
 
     def accuracy(self, weights: Vector) -> float | None:
@@ -149,25 +148,25 @@ class Simulation:
             return None
         looked = () if self.test is None else (NOT_COVERED_TEST,)
         seeded = Randomness(self.secrets.seeded_noise, self.secrets.seeded_sampling)
-        return self.topology.statement(holder, transcript, seeded, looked)
+        return statement_of(self.agreed, holder, transcript, seeded, looked)
 
     def finish(self, run: SimulatedRun) -> None:
         """Write the results to the folder, if there is one, and remove what resuming needed."""
-        folder, topology = self.folder, self.topology
+        folder, agreed = self.folder, self.agreed
         if folder is None:
             return
         from safetensors.torch import save_file
 
         save_file(self.shared.model.state_dict(), str(folder / "model.safetensors"))
-        agreed = {topology.file: topology.agreed.to_json()}
+        kept = {agreed.file: agreed.to_json()}
         for place, (name, statement, made) in enumerate(
-            zip(topology.names, run.statements, run.transcripts, strict=True)
+            zip(agreed.names, run.statements, run.transcripts, strict=True)
         ):
             if statement is not None:
-                plan = topology.made(place, made)
-                own = folder / f"{topology.agreed.MEMBER}s" / name
+                plan = made_plan(agreed, place, made)
+                own = folder / f"{agreed.MEMBER}s" / name
                 own.mkdir(parents=True, exist_ok=True)
-                statement.save(own, {PLAN: plan.to_json(), TRANSCRIPT: made.to_json(), **agreed})
+                statement.save(own, {PLAN: plan.to_json(), TRANSCRIPT: made.to_json(), **kept})
         (folder / SUMMARY).write_text(json.dumps(run.summary(), indent=2), encoding="utf-8")
         wipe(folder / KEYS)
         for name in (RECORD, FUSED):
@@ -177,17 +176,14 @@ class Simulation:
 # The beginning of a simulation: new, or resumed from the folder of an interrupted one.
 
 
-_Agreed = TypeVar("_Agreed", bound=Stored)
-
-
 def keys_and_start(
-    folder: Path | None, resume: bool, agreed: _Agreed, name: str, weights: Vector, seeds: Seeds
+    folder: Path | None, resume: bool, agreed: Agreed, weights: Vector, seeds: Seeds
 ) -> tuple[Secrets, Vector]:
     """Secrets and first weights: new ones, or those of the resumed simulation.
 
     Args:
         folder: of the simulation; None: nothing is kept. agreed: the federation or the gossip.
-        name: file name of ``agreed``. weights: the first ones of a new simulation.
+        weights: the first ones of a new simulation.
 
     Raises:
         ValueError: ``resume`` without a folder. RunFolderExistsError: the folder is not empty.
@@ -197,6 +193,7 @@ def keys_and_start(
         if resume:
             raise ValueError("resume=True goes on in out=: give out")
         return Secrets.draw(seeds), weights
+    name = agreed.file
     if resume:
         # The agreement is written last, and the keys are wiped at the end.
         if not ((folder / name).exists() and (folder / KEYS).exists()):
@@ -443,8 +440,7 @@ def simulate(
     """
     function("loss", loss)
     function("progress", progress)
-    topology = topology_of(federation)
-    count = len(topology.names)
+    count = len(federation.members)
     address_of(engine)  # refuses an unknown one, also where no process would be started
     if engine != PROCESSES and not workers:
         raise ValueError(
@@ -475,16 +471,14 @@ def simulate(
     with contextlib.ExitStack() as held:
         if folder is not None:
             held.enter_context(locked(folder))
-        secrets, start = keys_and_start(
-            folder, resume, federation, topology.file, shared.read(), seeds or Seeds()
-        )
+        secrets, start = keys_and_start(folder, resume, federation, shared.read(), seeds or Seeds())
         shared.write(start)
         holders = [
-            Holder(plan, one, chosen, secrets.of(k), micro_batch, topology.skips, topology.sized)
-            for k, (plan, one) in enumerate(zip(topology.plans, records, strict=True))
+            Holder.of(federation, k, one, chosen, secrets.of(k), micro_batch)
+            for k, one in enumerate(records)
         ]
         running = Simulation(
-            topology,
+            federation,
             shared,
             chosen,
             held_out,

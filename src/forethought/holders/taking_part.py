@@ -10,14 +10,14 @@ from __future__ import annotations
 import contextlib
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forethought.accounting.interval import at_most
-from forethought.accounting.statement import Randomness, Statement
+from forethought.accounting.statement import Statement
 from forethought.exchange.events import Compute, Computed
 from forethought.exchange.keys import POLICY, POLICY_SCHEMA, ROSTER, Keys, Roster
 from forethought.exchange.messages import SERVER, Endpoint, Leave, Vector
@@ -34,7 +34,7 @@ from forethought.holders.driving import CarryClient, ClientDriver, Out
 from forethought.holders.links import Links, Pace, Stop, WorkerDriver, WorkerOutcome
 from forethought.holders.server import require_member
 from forethought.holders.simulator import Result, worker
-from forethought.holders.topology import LEFT, GraphTopology, StarTopology, Topology
+from forethought.holders.topology import LEFT, Agreed, endings, made_plan, statement_of
 from forethought.holders.trainer import (
     ClientTrainer,
     Holder,
@@ -53,7 +53,7 @@ from forethought.values.plan import TRANSCRIPT, grid
 from forethought.values.serialisation import canonical, plain
 
 if TYPE_CHECKING:
-    from forethought.ledger.paid_run import Ledger, PaidRun
+    from forethought.ledger.paid_run import Ledger
 
 # Reason of a worker's end: its ledger was set back, so the ledger's count of releases is too low.
 SET_BACK = "ledger set back"
@@ -154,59 +154,91 @@ class TookPart:
         return self.statements[1] if self.statements[1:] else None
 
 
-@dataclass(frozen=True)
 class _Part:
-    """A holder's part while its folder is locked."""
+    """A holder's part while its folder is locked.
 
-    topology: Topology
-    me: int
-    storage: FolderStorage
-    keys: Keys
-    endpoint: Endpoint
-    ledger: ClientLedger
-    trainer: ClientTrainer
-    witness: MemberWitness | None
-    returning: bool
-    randomness: Randomness
-    paid: PaidRun | None
+    Args:
+        held: contexts that are left when the part ends. agreed, me, shared, share, folder: see
+            :func:`take_part`. keys: the holder's own; None: made in the folder.
+        known: place → public key of every member whose frames are opened.
+        length: numbers in a vector.
+    """
+
+    def __init__(
+        self,
+        held: contextlib.ExitStack,
+        agreed: Agreed,
+        me: int,
+        shared: SharedModel,
+        share: Share,
+        folder: Path,
+        keys: Keys | None,
+        known: Mapping[int, bytes],
+        length: int,
+    ) -> None:
+        share.require(agreed, me)
+        held.enter_context(locked(folder))
+        paid = self._paid = held.enter_context(_reserved(share, agreed, me, folder))
+        own = own_secrets(folder, share.seeds, agreed.REFUSAL)
+        self.keys = keys or own_keys(folder / "member", f"worker-{me}")
+        self._agreed, self._me, self.storage = agreed, me, FolderStorage(folder)
+        self.returning = self.storage.read(LEDGER) is not None
+        self.endpoint = Endpoint(agreed.run_id, me, self.keys.signing, known, length)
+        allows = agreed.guard(me) if isinstance(agreed, Federation) else None
+        counted = partial(_paid_rounds, agreed, me)
+        ahead = None if paid is None else lambda rounds: paid.ahead(counted(rounds))
+        digest = share.records.digest(own.identity)
+        self.ledger = ClientLedger(self.storage, self.endpoint, digest, allows, ahead)
+        state = self.ledger.read()
+        if paid is not None:
+            paid.recorded(counted(state.rounds))
+        self.witness: MemberWitness | None = None
+        if share.witness is not None:
+            self.witness = MemberWitness(share.witness, agreed.run_id, me)
+            self.witness.require(state.updates)
+        brought = share.records, share.loss, own.secrets, share.micro_batch
+        self.trainer = ClientTrainer(shared, Holder.of(agreed, me, *brought), state.state)
+        self._randomness = randomness_of(own, agreed.plan(me))
 
     def took(
         self,
-        stated: Topology,
+        stated: Agreed,
         policy: Mapping[str, Any],
         files: Mapping[str, str],
         reason: str | None,
         weights: Vector | None,
         alarms: Iterable[Any],
         drove: Any = None,
+        *,
+        left: bool = False,
     ) -> TookPart:
         """The outcome: settled with the payer if the part is over, its statements made and saved.
 
         Args:
-            stated: the topology that statements are made from. policy: the limits allowed.
+            stated: the agreement that statements are made from. policy: the limits allowed.
             files: further evidence. reason: why the part ended; None: it was paused.
-            weights, alarms, drove: of the outcome.
+            weights, alarms, drove: of the outcome. left: see :func:`statement_of`.
         """
-        topology, me, held = self.topology, self.me, self.ledger.read()
-        over, caveats = reason in topology.endings, list[Caveat]()
-        if self.paid is not None and over and reason != SET_BACK:
-            text, words = self.paid.settle(_paid_rounds(topology.agreed, me, held.rounds))
+        agreed, me, held = self._agreed, self._me, self.ledger.read()
+        over, caveats = reason in endings(agreed), list[Caveat]()
+        if self._paid is not None and over and reason != SET_BACK:
+            text, words = self._paid.settle(_paid_rounds(agreed, me, held.rounds))
             files, caveats = {**files, PAID: text}, [Caveat("in-the-book", words)]
         found, transcript = list[Statement](), released(held.state)
         if len(transcript):
             evidence = {
-                PLAN: stated.made(me, transcript).to_json(),
+                PLAN: made_plan(stated, me, transcript).to_json(),
                 TRANSCRIPT: transcript.to_json(),
-                topology.file: topology.agreed.to_json(),
+                agreed.file: agreed.to_json(),
                 **files,
                 POLICY: canonical({"schema": POLICY_SCHEMA, **policy}),
             }
-            for view in range(len(topology.views)):
-                place = self.storage.folder / (OUTSIDER if view else "")
+            for outsider in (False, True) if isinstance(agreed, Gossip) else (False,):
+                place = self.storage.folder / (OUTSIDER if outsider else "")
                 place.mkdir(exist_ok=True)
                 # Whoever sees a model that was not averaged in the end sees the last round alone.
-                seen = view if reason == "rounds" else 0
-                made = stated.statement(me, transcript, self.randomness, caveats, view=seen)
+                seen = {"outsider": outsider and reason == "rounds", "left": left}
+                made = statement_of(stated, me, transcript, self._randomness, caveats, **seen)
                 found.append(made.save(place, evidence))
         return TookPart(reason, over, held.updates, tuple(found), weights, tuple(alarms), drove)
 
@@ -240,60 +272,6 @@ def _reserved(
     if (folder / RESERVATION).is_file():
         raise ValueError(f"the part in {folder} is paid from a ledger: name it to go on")
     return contextlib.nullcontext()
-
-
-@contextlib.contextmanager
-def _part(
-    topology: Topology,
-    me: int,
-    shared: SharedModel,
-    share: Share,
-    folder: Path,
-    keys: Keys | None,
-    known: Mapping[int, bytes],
-    length: int,
-) -> Iterator[_Part]:
-    agreed = topology.agreed
-    share.require(agreed, me)
-    plan = agreed.plan(me)
-    with locked(folder), _reserved(share, agreed, me, folder) as paid:
-        own = own_secrets(folder, share.seeds, agreed.REFUSAL)
-        if keys is None:
-            keys = own_keys(folder / "member", f"worker-{me}")
-        storage = FolderStorage(folder)
-        returning = storage.read(LEDGER) is not None
-        endpoint = Endpoint(agreed.run_id, me, keys.signing, known, length)
-        allows = agreed.guard(me) if isinstance(agreed, Federation) else None
-        counted = partial(_paid_rounds, agreed, me)
-        ahead = None if paid is None else lambda rounds: paid.ahead(counted(rounds))
-        digest = share.records.digest(own.identity)
-        ledger = ClientLedger(storage, endpoint, digest, allows, ahead)
-        state = ledger.read()
-        if paid is not None:
-            paid.recorded(counted(state.rounds))
-        witness = None
-        if share.witness is not None:
-            witness = MemberWitness(share.witness, agreed.run_id, me)
-            witness.require(state.updates)
-        trainer = ClientTrainer(
-            shared,
-            Holder(
-                plan,
-                share.records,
-                share.loss,
-                own.secrets,
-                share.micro_batch,
-                skips=topology.skips,
-                sized=topology.sized,
-            ),
-            topology.local_rounds,
-            gradients=topology.gradients,
-            state=state.state,
-        )
-        drawn = randomness_of(own, plan)
-        yield _Part(
-            topology, me, storage, keys, endpoint, ledger, trainer, witness, returning, drawn, paid
-        )
 
 
 def take_part_as_client(
@@ -331,9 +309,10 @@ def take_part_as_client(
     require_member(keys, roster, me)
     require_architecture(shared, federation)
     policy.require(federation, me)
-    topology = StarTopology(federation)
     server = {SERVER: bytes.fromhex(roster.server.public_key)}
-    with _part(topology, me, shared, share, folder, keys, server, federation.parameters) as part:
+    with contextlib.ExitStack() as held:
+        known = federation, me, shared, share, folder, keys, server, federation.parameters
+        part = _Part(held, *known)
         trainer, ledger, storage = part.trainer, part.ledger, part.storage
         kind = ClientMachine if federation.secure is None else _masked(federation, part, roster)
         machine = kind(federation, me, ledger.read(), life=_next_life(storage))
@@ -358,9 +337,8 @@ def take_part_as_client(
 
         driver = carry(driver_of, compute)
         left = driver.done == LEFT or storage.read(GOODBYE) is not None
-        made = StarTopology(stated or federation, left=left)
         files, ended = {ROSTER: roster.to_json()}, (driver.done, machine.weights, driver.alarms)
-        return part.took(made, plain(policy), files, *ended)
+        return part.took(stated or federation, plain(policy), files, *ended, left=left)
 
 
 def _next_life(storage: FolderStorage) -> int:
@@ -428,8 +406,8 @@ def take_part(
     """
     first = shared.read()
     gossip.require(shared.architecture, first)
-    topology = GraphTopology(gossip)
-    with _part(topology, me, shared, share, folder, keys, {}, gossip.in_ledger) as part:
+    with contextlib.ExitStack() as held:
+        part = _Part(held, gossip, me, shared, share, folder, keys, {}, gossip.in_ledger)
         near = gossip.mixing.graph.neighbours(me)
         machine = worker(gossip, me, first, part.ledger.read())
         driver = WorkerDriver(
@@ -446,9 +424,8 @@ def take_part(
         )
         drove = driver.run(stop, look)
         policy = {"epsilon": share.epsilon, "delta": share.delta}
-        made = GraphTopology(stated or gossip)
         ended = drove.reason, machine.weights, drove.alarms
-        return part.took(made, policy, {}, *ended, drove)
+        return part.took(stated or gossip, policy, {}, *ended, drove)
 
 
 def own_keys(folder: Path, name: str) -> Keys:

@@ -13,6 +13,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,6 +25,7 @@ from forethought.exchange.messages import Vector
 from forethought.exchange.storage import LEDGER
 from forethought.federated.federation import Federation
 from forethought.federated.sizes import values_of
+from forethought.gossip.gossip import Gossip
 from forethought.holders.simulator import HolderError, Result
 from forethought.rounds import private_sum
 from forethought.rounds.contributions import Loss, require_images
@@ -96,6 +98,9 @@ class Holder:
         plan: its own. records: exactly as many as its plan says. secrets: of sampling and noise.
         loss: one value per example.
         micro_batch: number of examples whose gradients are in memory at once.
+        local_rounds: private rounds in an update.
+        gradients: True gives noised means (of one round each) in place of weights; "sums" gives
+            noised sums: their float64 numbers, seen as float32, shape (2·parameters,).
         skips: True if rounds of the plan may be left out, by phases.
         sized: True if sample sizes are chosen from the norms of released means; they are kept then.
 
@@ -109,8 +114,19 @@ class Holder:
     loss: Loss
     secrets: Secrets = field(repr=False)
     micro_batch: int | None = None
+    local_rounds: LocalRounds = 1
+    gradients: bool | str = False
     skips: bool = False
     sized: bool = False
+
+    @classmethod
+    def of(cls, agreed: Federation | Gossip, place: int, *own: Any) -> Holder:
+        """The holder at a place of an agreement; ``own``: records, loss, secrets, micro-batch."""
+        plan = agreed.plan(place)
+        if isinstance(agreed, Gossip):
+            return cls(plan, *own, gradients=True)
+        gradients, sized = agreed.exchanged == "gradients", agreed.sizes is not None
+        return cls(plan, *own, agreed.local_rounds, gradients, bool(agreed.phases), sized)
 
     def __post_init__(self) -> None:
         if len(self.records) != self.plan.examples:
@@ -181,29 +197,16 @@ class ClientTrainer:
 
     Args:
         shared: the model; several trainers of a process may share it.
-        holder: plan, records, secrets.
-        local_rounds: private rounds in an update.
-        gradients: True gives noised means (of one round each) in place of weights; "sums" gives
-            noised sums: their float64 numbers, seen as float32, shape (2·parameters,).
-        state: of an earlier trainer; b"": begin anew.
+        holder: plan, records, secrets. state: of an earlier trainer; b"": begin anew.
 
     Attributes:
-        shared, holder, local_rounds: see above.
+        shared, holder: see above.
         transcript: all computed rounds; those in the ledger count as released.
-        noised: with ``gradients``, the last noised sum; None before the first.
+        noised: of a holder of gradients, the last noised sum; None before the first.
     """
 
-    def __init__(
-        self,
-        shared: SharedModel,
-        holder: Holder,
-        local_rounds: LocalRounds = 1,
-        *,
-        gradients: bool | str = False,
-        state: bytes = b"",
-    ) -> None:
+    def __init__(self, shared: SharedModel, holder: Holder, state: bytes = b"") -> None:
         self.shared, self.holder = shared, holder
-        self.local_rounds, self._gradients = local_rounds, gradients
         self.noised: private_sum.NoisedSum | None = None
         # For an update in parts: its sum, the records of each part, and the parts' input hashes.
         self._sum: private_sum.PrivateSum | None = None
@@ -267,16 +270,16 @@ class ClientTrainer:
 
     def finished(self, round: int, total: private_sum.PrivateSum, weights: Vector) -> Result:
         """Finish an update from its first private sum, to which all records were added."""
-        shared = self.shared
-        hashed, first = total.input_hash, first_round(self.local_rounds, round)
-        end = first_round(self.local_rounds, round + 1)
+        shared, local = self.shared, self.holder.local_rounds
+        hashed, first = total.input_hash, first_round(local, round)
+        end = first_round(local, round + 1)
         noised = total.release()
         if self.holder.sized:
             self.norms.append(float(noised.mean().norm()))
-        if self._gradients:
+        if self.holder.gradients:
             self.noised = noised
             vector = _narrow_mean(noised)
-            if self._gradients == "sums":
+            if self.holder.gradients == "sums":
                 vector = noised.vector.double().cpu().numpy().view(np.float32)
         else:
             shared.write(weights)
@@ -352,7 +355,7 @@ def compute_together(
     shared.write(weights)
     with lead.private:
         sums = [
-            one.private.open(first_round(one.local_rounds, round), sampling)
+            one.private.open(first_round(one.holder.local_rounds, round), sampling)
             for one, round, sampling in zip(trainers, rounds, samplings, strict=True)
         ]
         private_sum.add_together(sums, shared.model, [one.holder.records for one in trainers])

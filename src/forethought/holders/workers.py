@@ -16,7 +16,6 @@ import torch
 from forethought.holders.cluster import Actors, cluster
 from forethought.holders.simulator import HolderError, Result, Work
 from forethought.holders.trainer import ClientTrainer, Holder, SharedModel, compute_together
-from forethought.values.mechanism import LocalRounds
 
 # Trainers in this process; clients with the same weights compute together.
 PROCESSES = "processes"
@@ -60,7 +59,6 @@ class InProcess:
     Args:
         shared: the model of all clients.
         holders: of the clients, by place in the roster.
-        local_rounds, gradients: of the agreement.
         states: of earlier trainers, for clients that continue from them.
         clients: number of all clients; default: the number of holders.
     """
@@ -69,18 +67,14 @@ class InProcess:
         self,
         shared: SharedModel,
         holders: Sequence[Holder] | Mapping[int, Holder],
-        local_rounds: LocalRounds = 1,
-        *,
-        gradients: bool | str = False,
         states: Mapping[int, bytes] | None = None,
         clients: int | None = None,
     ) -> None:
         self._shared, self._holders = shared, holders
-        self._local, self._gradients = local_rounds, gradients
         self._states = dict(states or {})
         self._clients = len(holders) if clients is None else clients
         self._works: list[Work] = []
-        self._results: dict[int, Result] = {}
+        self._begun: dict[int, Future[dict[int, Result]]] = {}
         self._made: dict[int, ClientTrainer] = {}
 
     def begin(self, work: Work) -> None:
@@ -89,15 +83,22 @@ class InProcess:
 
     def result(self, client: int) -> Result:
         """The outcome of a client's work; computes all work that was begun, if not done yet."""
-        if client not in self._results:
+        if client not in self._begun:
             works, self._works = self._works, []
             for group in groups_of(works, self._clients):
-                self._results |= self.compute(group)
-        return self._results.pop(client)
+                found = self._submit(group)
+                last = (work.client for work in group if work.part == work.parts - 1)
+                self._begun |= dict.fromkeys(last, found)
+        return self._begun.pop(client).result()[client]
 
     def done(self) -> dict[int, Result]:
-        """The outcomes that are computed and not yet requested."""
-        return self._results
+        """The outcomes of all work that :meth:`result` began, and that are not yet requested."""
+        return {client: found.result()[client] for client, found in self._begun.items()}
+
+    def _submit(self, group: Sequence[Work]) -> Future[dict[int, Result]]:
+        found: Future[dict[int, Result]] = Future()
+        found.set_result(self.compute(group))
+        return found
 
     def compute(self, group: Sequence[Work]) -> dict[int, Result]:
         """Compute a group's works together; returns their outcomes by client."""
@@ -115,19 +116,15 @@ class InProcess:
     def _trainer(self, client: int) -> ClientTrainer:
         trainer = self._made.get(client)
         if trainer is None:
-            trainer = self._made[client] = ClientTrainer(
-                self._shared,
-                self._holders[client],
-                self._local,
-                gradients=self._gradients,
-                state=self._states.pop(client, b""),
-            )
+            known = self._states.pop(client, b"")
+            trainer = ClientTrainer(self._shared, self._holders[client], known)
+            self._made[client] = trainer
         return trainer
 
 
 # Trainers in several processes, with the same bits as in one: one process computes all updates of
 # a client, in order and on one thread, and the choice of the process does not change them.
-class Workers:
+class Workers(InProcess):
     """Trainers in several processes; see :class:`forethought.holders.simulator.Trainers`.
 
     As a context manager it ends its processes.
@@ -135,8 +132,7 @@ class Workers:
     Args:
         count: number of processes.
         shared: the model of all clients. holders: of all clients.
-        local_rounds, gradients, states: see :class:`~forethought.holders.workers.InProcess`.
-        engine: see :func:`processes`.
+        states: see :class:`~forethought.holders.workers.InProcess`. engine: see :func:`processes`.
 
     Raises:
         HolderError: see :func:`processes`.
@@ -147,16 +143,11 @@ class Workers:
         count: int,
         shared: SharedModel,
         holders: Sequence[Holder],
-        local_rounds: LocalRounds = 1,
-        *,
-        gradients: bool | str = False,
         states: Mapping[int, bytes] | None = None,
         engine: str = PROCESSES,
     ) -> None:
+        super().__init__(shared, holders)
         self._pools: list[Pool] = []
-        self._futures: dict[int, Future[dict[int, Result]]] = {}
-        self._works: list[Work] = []
-        self._clients = len(holders)
         self._held = contextlib.ExitStack()
         if engine != PROCESSES:
             self._held.enter_context(cluster(address_of(engine), count))
@@ -167,15 +158,7 @@ class Workers:
                 if block_of(client, len(holders)) % count == rank
             }
             known = {client: state for client, state in (states or {}).items() if client in own}
-            make = partial(
-                InProcess,
-                shared,
-                own,
-                local_rounds,
-                gradients=gradients,
-                states=known,
-                clients=len(holders),
-            )
+            make = partial(InProcess, shared, own, known, len(holders))
             self._pools.append(processes(1, make, engine))
 
     def __enter__(self) -> Workers:
@@ -186,25 +169,9 @@ class Workers:
             pool.shutdown(cancel_futures=True)
         self._held.close()
 
-    def begin(self, work: Work) -> None:
-        """Remember the work."""
-        self._works.append(work)
-
-    def result(self, client: int) -> Result:
-        """Submit all work that was begun to the processes; wait for this client's outcome."""
-        if any(work.client == client for work in self._works):
-            works, self._works = self._works, []
-            for group in groups_of(works, self._clients):
-                block = block_of(group[0].client, self._clients)
-                future = self._pools[block % len(self._pools)].submit(ask, "compute", group)
-                for work in group:
-                    self._futures[work.client] = future
-        return self._futures.pop(client).result()[client]
-
-    def done(self) -> dict[int, Result]:
-        """Wait for all submitted work; the outcomes that are not yet requested."""
-        outcomes = ((client, future.result()) for client, future in self._futures.items())
-        return {client: found[client] for client, found in outcomes if client in found}
+    def _submit(self, group: Sequence[Work]) -> Future[dict[int, Result]]:
+        block = block_of(group[0].client, self._clients)
+        return self._pools[block % len(self._pools)].submit(ask, "compute", group)
 
 
 # Processes that compute.

@@ -27,7 +27,6 @@ from forethought.gossip.graphs import make, read
 from forethought.gossip.mixing import Mixing, given
 from forethought.holders import simulator
 from forethought.holders.simulate import simulate, synchronous_seconds
-from forethought.holders.topology import Topology, topology_of
 from forethought.holders.trainer import SharedModel
 from forethought.jobs import load
 from forethought.jobs.job import (
@@ -117,11 +116,6 @@ class Holders:
     agreed: Agreed
     budgets: tuple[Budget, ...]
     times: Any  # simulator.Times; for a gossip, simulator.GraphTimes
-
-    @property
-    def topology(self) -> Topology:
-        """The topology of the agreed federation (a star) or gossip (a graph)."""
-        return topology_of(self.agreed)
 
     @property
     def gossip(self) -> Gossip:
@@ -247,7 +241,7 @@ def simulate_job(
             "it out where the data are public, or run each holder by itself"
         )
     settings = loaded.request.job.run
-    plans = enumerate(held.topology.plans)
+    plans = enumerate(held.agreed.own_plans)
     own = [load.arranged_for(loaded, held.share(place), plan) for place, plan in plans]
     run = simulate(
         held.shared.model,
@@ -284,7 +278,7 @@ def plan_job(held: Holders, observers: Sequence[str] = ()) -> FederatedPlan | Go
     """
     if isinstance(held.agreed, Federation):
         return predict(held.agreed, held.budgets, held.speeds, held.times)
-    names = held.topology.names
+    names = held.agreed.names
     for name in observers:
         if name not in names:
             raise JobError(

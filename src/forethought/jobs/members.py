@@ -39,7 +39,6 @@ from forethought.holders.taking_part import (
     take_part,
     take_part_as_client,
 )
-from forethought.holders.topology import topology_of
 from forethought.holders.trainer import ReportedAverage, SharedModel
 from forethought.jobs import holders
 from forethought.jobs.job import JobError, JobRequest, from_file
@@ -182,7 +181,7 @@ def planned(
 
 def _names(agreed: holders.Agreed) -> list[str]:
     server = [SERVER_NAME] if isinstance(agreed, Federation) else []
-    return [*server, *(member.name for member in agreed.members)]
+    return [*server, *agreed.names]
 
 
 def _hand_out(
@@ -206,7 +205,7 @@ def _hand_out(
     for folder in folders:
         folder.mkdir(parents=True, exist_ok=True)
         roster.save(folder / ROSTER)
-        agreed.save(folder / topology_of(agreed).file)
+        agreed.save(folder / agreed.file)
         if isinstance(agreed, Gossip):
             np.save(folder / FIRST, first)
     return roster
@@ -215,28 +214,99 @@ def _hand_out(
 # A member: its own records, and the model that it saves.
 
 
-def own_records(
-    request: JobRequest,
-    section: holders.Section,
-    place: int,
-    name: str,
-    data_dir: Path | None,
-    out: Path,
-) -> tuple[Loaded, Dataset]:
-    """The job and a member's own records: those it brings, or its share of the job's data.
+@dataclass(frozen=True)
+class _Member:
+    """A member with its own records and the model that it trains.
 
-    All members divide the job's data in the same way. For records that it brings, ``[ledger]`` of
-    the job is asked whether it knows them, unless ``out`` has a reservation already.
+    Args:
+        agreed: the agreed federation or gossip. me: its place in it. out: its folder.
+        loaded: its job. own: its own records. shared: the model.
     """
-    if not section.brings_own:
-        loaded, parts = holders.deal(request, section, data_dir)
-        return loaded, share_of(loaded.dataset, parts[place])
-    folder = next((table.folder for table in section.tables if table.name == name), None)
-    own = data_dir or (None if folder is None else (request.folder or Path()) / folder)
-    loaded = load_job(request, own)
-    if not (out / RESERVATION).is_file():
-        request.job.recognise(own, loaded.dataset)
-    return loaded, loaded.dataset
+
+    agreed: Any  # holders.Agreed
+    me: int
+    out: Path
+    loaded: Loaded
+    own: Dataset
+    shared: SharedModel
+
+    @classmethod
+    def of(
+        cls, request: JobRequest, agreed: holders.Agreed, me: int, out: Path, data_dir: Path | None
+    ) -> _Member:
+        """The member with the records that it brings, or its share of the job's data.
+
+        All members divide the job's data in the same way. For records that it brings, ``[ledger]``
+        of the job is asked whether it knows them, unless ``out`` has a reservation already.
+        """
+        section = holders.section_of(request.job, agreed.CALLED)
+        if section.brings_own:
+            folder = _own_table(section, agreed, me, "folder")
+            source = data_dir or (None if folder is None else (request.folder or Path()) / folder)
+            loaded = load_job(request, source)
+            own = loaded.dataset
+            if not (out / RESERVATION).is_file():
+                request.job.recognise(source, own)
+        else:
+            loaded, parts = holders.deal(request, section, data_dir)
+            own = share_of(loaded.dataset, parts[me])
+        return cls(agreed, me, out, loaded, own, SharedModel(module_of(loaded)))
+
+    @property
+    def section(self) -> Any:
+        """The section of the job: ``[federation]`` or ``[gossip]``."""
+        return holders.section_of(self.loaded.request.job, self.agreed.CALLED)
+
+    @property
+    def allowed(self) -> float | None:
+        """The largest ε that its own job allows: its table's, or the budget's."""
+        found: float | None = _own_table(self.section, self.agreed, self.me, "epsilon")
+        return found or self.loaded.request.job.budget.epsilon
+
+    def terms(self) -> Any:
+        """The terms that follow from its own job, for the agreed numbers of records."""
+        sizes = [plan.examples for plan in self.agreed.own_plans]
+        speeds = holders.speeds_of(self.section, len(sizes))
+        network = holders.Network.of(self.loaded, self.shared)
+        return holders.agreed(self.loaded.request, self.section, sizes, speeds, network)[0]
+
+    def share(
+        self, allowed: tuple[float | None, float | None], witness: Path | None
+    ) -> tuple[Share, Any]:
+        """Its share, of its own records, and the terms for its statement.
+
+        Args:
+            allowed: (epsilon, delta) that a worker's plan may spend.
+            witness: folder for the count by which a restored ledger is recognised.
+        """
+        if not (self.out / LEDGER).exists():  # these, where it was killed before the ledger was
+            require_only(self.out, KEYS, RESERVATION, "member", "member.part")
+        job, agreed, loaded = self.loaded.request.job, self.agreed, self.loaded
+        first = next(iter(self.shared.parameters.values()))
+        found = arranged_for(loaded, self.own, agreed.plan(self.me))
+        records = as_records(found.data, first.dtype, first.device)
+        loss = found.loss or default_loss(blank(records)[1])
+        require_fit(self.shared.model, loss, records)
+        seeds = Seeds(job.run.seed, job.run.noise_seed).part(self.me)
+        plans = tuple(loaded.with_caveats(plan) for plan in agreed.plans)
+        share = Share(records, loss, *allowed, seeds, job.run.micro_batch, witness, job.payer)
+        return share, replace(agreed, plans=plans)
+
+    def ended(self, took: TookPart) -> TookPart:
+        """Its outcome; once its part is over, its folder has its model and no secret."""
+        if took.weights is not None:
+            self.shared.write(took.weights)
+        if took.over:
+            if took.weights is not None:
+                _save_model(self.shared, self.out)
+            wipe(self.out / KEYS)
+        return took
+
+
+def _own_table(section: Any, agreed: Any, me: int, key: str) -> Any:
+    """A key of a member's own table in its job; None where there is no such table."""
+    name = agreed.names[me]
+    return next((getattr(table, key) for table in section.tables if table.name == name), None)
 
 
 def _accuracy(loaded: Loaded, shared: SharedModel, loss: Loss | None = None) -> float | None:
@@ -256,48 +326,6 @@ def _save_model(shared: SharedModel, out: Path) -> None:
     part = out / f".{MODEL}.part"
     save_file(shared.model.state_dict(), str(part))
     part.replace(out / MODEL)
-
-
-def _share(
-    loaded: Loaded,
-    own: Dataset,
-    shared: SharedModel,
-    agreed: holders.Agreed,
-    me: int,
-    out: Path,
-    *,
-    allowed: tuple[float | None, float | None] = (None, None),
-    witness: Path | None = None,
-) -> tuple[Share, Any]:
-    """A member's share, of its own records, and the terms for its statement.
-
-    Args:
-        allowed: (epsilon, delta) that a worker's plan may spend.
-        witness: folder for the count by which a restored ledger is recognised.
-    """
-    if not (out / LEDGER).exists():  # these, where it was killed before the ledger was there
-        require_only(out, KEYS, RESERVATION, "member", "member.part")
-    first, run = next(iter(shared.parameters.values())), loaded.request.job.run
-    found = arranged_for(loaded, own, agreed.plan(me))
-    records = as_records(found.data, first.dtype, first.device)
-    loss = found.loss or default_loss(blank(records)[1])
-    require_fit(shared.model, loss, records)
-    seeds = Seeds(run.seed, run.noise_seed).part(me)
-    plans = tuple(loaded.with_caveats(plan) for plan in agreed.plans)
-    payer = loaded.request.job.payer
-    share = Share(records, loss, *allowed, seeds, run.micro_batch, witness, payer)
-    return share, replace(agreed, plans=plans)
-
-
-def _ended(took: TookPart, shared: SharedModel, out: Path) -> TookPart:
-    """A member's outcome; once its part is over, ``out`` has its model and no secret."""
-    if took.weights is not None:
-        shared.write(took.weights)
-    if took.over:
-        if took.weights is not None:
-            _save_model(shared, out)
-        wipe(out / KEYS)
-    return took
 
 
 # A federation's server and its clients.
@@ -382,58 +410,38 @@ def take_part_in_job(
         JobError: no such engine. FederationError: the federation has other terms than the job.
     """
     require_engine(engine)
-    member = Membership.load(folder, "federation")
-    federation, name, me = member.agreed, member.keys.identity.name, member.place
-    section = holders.section_of(request.job, "federation")
+    held = Membership.load(folder, "federation")
+    federation, me = held.agreed, held.place
+    holders.section_of(request.job, "federation")  # refuses a job without one
     if request.job.payer is not None and not (out / RESERVATION).is_file():
         request.job.payer.require()  # report an exhausted budget before the data are read
-    loaded, own = own_records(request, section, me, name, data_dir, out)
-    shared = SharedModel(module_of(loaded))
-    count = len(federation.members)
-    if section.tables and len(section.tables) != count:
+    member = _Member.of(request, federation, me, out, data_dir)
+    count, tables = len(federation.members), member.section.tables
+    if tables and len(tables) != count:
         raise FederationError(
-            f"the federation has {count} members, this client's job {len(section.tables)}"
+            f"the federation has {count} members, this client's job {len(tables)}"
         )
-    require_contract(federation, _own_terms(request, federation, loaded, shared), me)
+    require_contract(federation, member.terms(), me)
     if carry is None:
         where = _address(request, address, engine)
         connect = (
-            grpc_stream(member.roster, member.keys, where)
+            grpc_stream(held.roster, held.keys, where)
             if engine == "grpc"
             else flower.node_stream(where, certificates, node_key)
         )
         carry = over_streams(connect, **options)
-    allowed = policy or _policy(request, federation, me)
-    share, stated = _share(loaded, own, shared, federation, me, out, witness=witness or folder)
-    known = federation, member.roster, member.keys, shared, share, allowed, out, carry
-    return _ended(take_part_as_client(*known, stated=stated), shared, out)
+    allowed = policy or _policy(member)
+    share, stated = member.share((None, None), witness or folder)
+    known = federation, held.roster, held.keys, member.shared, share, allowed, out, carry
+    return member.ended(take_part_as_client(*known, stated=stated))
 
 
-def _own_terms(
-    request: JobRequest, agreed_on: holders.Agreed, loaded: Loaded, shared: SharedModel
-) -> Any:
-    """The terms that follow from a member's own job, for the agreed numbers of records."""
-    topology = topology_of(agreed_on)
-    section = holders.section_of(request.job, agreed_on.CALLED)
-    sizes = [plan.examples for plan in topology.plans]
-    speeds = holders.speeds_of(section, len(sizes))
-    return holders.agreed(request, section, sizes, speeds, holders.Network.of(loaded, shared))[0]
-
-
-def _policy(request: JobRequest, federation: Federation, me: int) -> Policy:
-    section, name = holders.section_of(request.job, "federation"), federation.members[me].name
-    epsilon = _allowed(request, section, name)
+def _policy(member: _Member) -> Policy:
+    epsilon, budget = member.allowed, member.loaded.request.job.budget
     if epsilon is None:
         raise JobError("a client needs a policy: epsilon in [budget], or --epsilon")
-    delta = request.job.budget.delta or defaults.default_delta(federation.plan(me).examples)
-    return Policy(epsilon, delta, secure=federation.secure is not None)
-
-
-def _allowed(request: JobRequest, section: Any, name: str) -> float | None:
-    """The largest ε of a member in its own job: its table's, or the budget's."""
-    own = next((table.epsilon for table in section.tables if table.name == name), None)
-    found: float | None = own or request.job.budget.epsilon
-    return found
+    delta = budget.delta or defaults.default_delta(member.agreed.plan(member.me).examples)
+    return Policy(epsilon, delta, secure=member.agreed.secure is not None)
 
 
 def _address(request: JobRequest, address: str | None, engine: str = "grpc") -> str:
@@ -673,12 +681,10 @@ def cluster_worker(
         here: context of the actor.
     """
     # The gossip was planned from this very job, so its terms need no check.
-    section, name = holders.section_of(request.job, "gossip"), gossip.members[me].name
-    loaded, own = own_records(request, section, me, name, data_dir, out / name)
-    shared = SharedModel(module_of(loaded))
-    shared.write(first)
+    member = _Member.of(request, gossip, me, out / gossip.names[me], data_dir)
+    member.shared.write(first)
     return _take_part(
-        *(loaded, own, shared, gossip, me, out / name),
+        member,
         lambda keys: here.links(gossip, me),
         look=lambda drove: here.tell(drove.rounds),
         halted=here.stop,
@@ -710,7 +716,7 @@ def launched_worker(
             "that dies: run the other rules with forethought gossip train"
         )
     held = holders.holders_of(request, "gossip", data_dir)
-    shared, name = held.shared, held.topology.names[here.rank]
+    shared, name = held.shared, held.agreed.names[here.rank]
     # A lost worker cannot join again: it gets this error before it tries.
     if (out / name / LEDGER).exists() and counted(FolderStorage(out / name)):
         raise GossipError(
@@ -721,8 +727,9 @@ def launched_worker(
         first = here.agree(held.gossip, shared.read())
         shared.write(first)
         gossip = replace(held.gossip, start=digest_of(first))
-        known = held.loaded, held.share(here.rank), shared, gossip, here.rank, out / name
-        return _take_part(*known, lambda keys: TeamLinks())
+        own = held.share(here.rank)
+        member = _Member(gossip, here.rank, out / name, held.loaded, own, shared)
+        return _take_part(member, lambda keys: TeamLinks())
 
 
 def site_worker(
@@ -752,30 +759,28 @@ def site_worker(
     Raises:
         GossipError: roster, model or plan do not fit the gossip. JobError: the job has other terms.
     """
-    member = Membership.load(folder, "gossip")
-    gossip, me, first = member.agreed, member.place, member.first
-    if member.roster.with_keys(gossip) != gossip:
+    held = Membership.load(folder, "gossip")
+    gossip, me, first = held.agreed, held.place, held.first
+    if held.roster.with_keys(gossip) != gossip:
         raise GossipError(
             "this roster's keys are not those of the gossip: take roster.json and gossip.json from "
             "one place, made together"
         )
     _require_same(request, gossip)
     require_possible(request.job)
-    section, name = holders.section_of(request.job, "gossip"), gossip.members[me].name
-    loaded, own = own_records(request, section, me, name, data_dir, out)
-    shared = SharedModel(module_of(loaded))
-    if first is None or len(first) != shared.layout.size:
+    member = _Member.of(request, gossip, me, out, data_dir)
+    if first is None or len(first) != member.shared.layout.size:
         raise GossipError("the job's model is not the gossip's: another number of parameters")
     # Noise, rates and rounds are not compared here: their ε is compared with the budget later.
-    own_terms = promised(_own_terms(request, gossip, loaded, shared).plan(me))
+    own_terms = promised(member.terms().plan(me))
     if (problem := other_terms(own_terms, promised(gossip.plan(me)), GOSSIP)) is not None:
         raise GossipError(problem)
-    shared.write(first)
-    epsilon = _allowed(request, section, name) if epsilon is None else epsilon
+    member.shared.write(first)
+    epsilon = member.allowed if epsilon is None else epsilon
     return _take_part(
-        *(loaded, own, shared, gossip, me, out),
-        lambda keys: SiteLinks(gossip, member.roster, keys, listen),
-        keys=member.keys,
+        member,
+        lambda keys: SiteLinks(gossip, held.roster, keys, listen),
+        keys=held.keys,
         allowed=(epsilon, request.job.budget.delta if delta is None else delta),
         look=look,
         witness=witness or folder,
@@ -811,12 +816,7 @@ def _require_same(request: JobRequest, gossip: Gossip) -> None:
 
 
 def _take_part(
-    loaded: Loaded,
-    own: Dataset,
-    shared: SharedModel,
-    gossip: Gossip,
-    me: int,
-    out: Path,
+    member: _Member,
     links: Any,
     *,
     allowed: tuple[float | None, float | None] = (None, None),
@@ -824,13 +824,13 @@ def _take_part(
     halted: Callable[[], bool] = lambda: False,
     **options: Any,
 ) -> PeerResult:
-    section = holders.section_of(loaded.request.job, "gossip")
+    section, loaded, shared = member.section, member.loaded, member.shared
     exchange = {} if section.exchange is None else {"exchange": section.exchange}
     pace = Pace(deadline=section.deadline, **exchange)
     with InterruptGuard() as guard:
         options |= {"pace": pace, "stop": lambda: guard.requested or halted()}
-        known = loaded, own, shared, gossip, me, out
-        share, stated = _share(*known, allowed=allowed, witness=witness)
-        took = take_part(gossip, me, shared, share, out, links, stated=stated, **options)
-        took = _ended(took, shared, out)
-    return PeerResult(gossip.members[me].name, took, _accuracy(loaded, shared, loaded.loss))
+        share, stated = member.share(allowed, witness)
+        known = member.agreed, member.me, shared, share, member.out, links
+        took = member.ended(take_part(*known, stated=stated, **options))
+    name = member.agreed.names[member.me]
+    return PeerResult(name, took, _accuracy(loaded, shared, loaded.loss))

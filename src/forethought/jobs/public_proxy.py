@@ -506,7 +506,7 @@ def _trainer(
     import torch
 
     job = held.loaded.request.job
-    sizes = [plan.examples for plan in held.topology.plans]
+    sizes = [plan.examples for plan in held.agreed.own_plans]
     shares, test = public_shares(held.loaded, proxy, sizes, repeat, data_dir)
 
     def train(agreed: Agreed) -> SimulatedRun:

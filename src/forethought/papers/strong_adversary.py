@@ -29,7 +29,6 @@ from functools import cached_property
 from typing import Literal, assert_never, get_args
 
 import numpy as np
-from scipy.special import gammaln
 
 from forethought.accounting import dominating_pair
 from forethought.accounting.dominating_pair import Array
@@ -62,21 +61,21 @@ class SquaredHits:
         """Expected c²."""
         return float(self.squares @ self.weights)
 
-    def repeated(self, times: int) -> SquaredHits:
-        """The sum of ``times`` independent draws."""
+    def repeated(self, times: int, cut: float = CUT) -> SquaredHits:
+        """The sum of ``times`` independent draws; twice ``cut`` is missing at most."""
         if times < 2:
             return self if times else SquaredHits(np.zeros(1), np.ones(1), 0.0)
-        half = self.repeated(times // 2)
-        both = half.plus(half)
-        return both.plus(self) if times % 2 else both
+        half = self.repeated(times // 2, cut / 4)
+        both = half.plus(half, cut / 2)
+        return both.plus(self, cut / 2) if times % 2 else both
 
-    def plus(self, other: SquaredHits) -> SquaredHits:
-        """The sum of this and an independent one; outer tails are cut."""
+    def plus(self, other: SquaredHits, cut: float = CUT) -> SquaredHits:
+        """The sum of this and an independent one, without outer tails of probability ``cut``."""
         one, first = self._dense()
         two, second = other._dense()
         weights: Array = np.asarray(np.convolve(one, two), dtype=float)
         squares: Array = first + second + np.arange(len(weights), dtype=float)
-        return _cut(squares, weights, min(1.0, self.missing + other.missing))
+        return _cut(squares, weights, min(1.0, self.missing + other.missing), cut)
 
     def _dense(self) -> tuple[Array, float]:
         first = float(self.squares[0])
@@ -85,12 +84,20 @@ class SquaredHits:
         return weights, first
 
 
-def _cut(squares: Array, weights: Array, missing: float) -> SquaredHits:
+def _cut(squares: Array, weights: Array, missing: float, cut: float = CUT) -> SquaredHits:
     below, above = np.cumsum(weights), np.cumsum(weights[::-1])[::-1]
-    kept = (below > CUT / 2) & (above > CUT / 2)
+    kept = (below > cut / 2) & (above > cut / 2)
     lost = float(np.sum(weights[~kept]))
     kept &= weights > 0
     return SquaredHits(squares[kept], weights[kept], missing + lost)
+
+
+def _of_quotients(quotients: Array) -> Array:
+    """Weights of sum 1, each the one before it times the next of ``quotients``."""
+    # Logarithms of factorials of large numbers would be less accurate by many digits.
+    logs = np.concatenate([[0.0], np.cumsum(np.log(quotients))])
+    weights = np.exp(logs - np.max(logs))
+    return np.asarray(weights / np.sum(weights))
 
 
 def binomial(trials: int, chance: float) -> SquaredHits:
@@ -102,27 +109,16 @@ def binomial(trials: int, chance: float) -> SquaredHits:
     first = max(0, math.floor(mean - 20 * spread - 60))
     last = min(trials, math.ceil(mean + 20 * spread + 60))
     k = np.arange(first, last + 1, dtype=float)
-    log_choose = gammaln(trials + 1) - gammaln(k + 1) - gammaln(trials - k + 1)
-    weights = np.exp(log_choose + k * math.log(chance) + (trials - k) * math.log1p(-chance))
-    # Logarithms of factorials have a relative error of 1e-16; the weights are normalised to 1.
-    return _cut(k, weights / np.sum(weights), 1e-20)
+    weights = _of_quotients((trials - k[:-1]) / k[1:] * (chance / (1 - chance)))
+    return _cut(k, weights, 1e-20)
 
 
 def hypergeometric(population: int, marked: int, drawn: int) -> Array:
     """P(k marked among ``drawn``), k = 0 … min(marked, drawn)."""
-    most = min(marked, drawn)
-    weights = np.zeros(most + 1)
-    least = max(0, drawn - (population - marked))
-    k = np.arange(least, most + 1, dtype=float)
-    log_weight = (
-        -gammaln(k + 1)
-        - gammaln(marked - k + 1)
-        - gammaln(drawn - k + 1)
-        - gammaln(population - marked - drawn + k + 1)
-    )
-    share = np.exp(log_weight - np.max(log_weight))
-    weights[least:] = share / np.sum(share)
-    return weights
+    most, others = min(marked, drawn), population - marked - drawn
+    k = np.arange(max(0, -others), most, dtype=float)
+    weights = _of_quotients((marked - k) * (drawn - k) / ((k + 1) * (others + k + 1)))
+    return np.concatenate([np.zeros(most - len(k)), weights])
 
 
 def occupied(boxes: int, size: int, balls: int) -> Array:
@@ -158,47 +154,7 @@ def subsampled(examples: int, groups: int, size: int, marked: int, rounds: int) 
         return binomial(rounds, float(hits[1]))
     squares = np.arange(len(hits), dtype=float) ** 2
     kept = hits > 0
-    found = None if hits[0] == 0 or rounds < 64 else _power(hits, rounds)
-    if found is None:
-        return SquaredHits(squares[kept], hits[kept], 0.0).repeated(rounds)
-    return found
-
-
-def _power(hits: Array, rounds: int) -> SquaredHits | None:
-    """(Σ_k p_k z^{k²})^rounds by Miller's recurrence, up to a Chernoff bound of its tail.
-
-    None if the recurrence would have negative terms, which repeated squaring does not have.
-    """
-    k = np.arange(1, len(hits), dtype=float)
-    p = hits[1:]
-    last = _chernoff_end(k**2, p, rounds)
-    if last > rounds:
-        return None
-    steps = (k**2).astype(int)
-    ratio = p / hits[0]
-    weights = np.zeros(last + 1)
-    weights[0] = 1.0
-    log_scale = rounds * math.log(hits[0])
-    for n in range(1, last + 1):
-        reach = int(np.searchsorted(steps, n, side="right"))
-        terms = (steps[:reach] * (rounds + 1.0) - n) * ratio[:reach] * weights[n - steps[:reach]]
-        weights[n] = np.sum(terms) / n
-        if weights[n] > 1e250:
-            weights[: n + 1] *= 1e-250
-            log_scale += 250 * math.log(10)
-    with np.errstate(divide="ignore"):
-        weights = np.exp(np.log(weights) + log_scale)
-    # The recurrence keeps relative accuracy up to the common factor p_0^rounds, which loses digits.
-    return _cut(np.arange(last + 1, dtype=float), weights / np.sum(weights), 1e-20)
-
-
-def _chernoff_end(squares: Array, p: Array, rounds: int) -> int:
-    """An n with P(c² > n) ≤ 1e-20, by the best exponential moment on a grid."""
-    best = math.inf
-    for tilt in np.geomspace(1e-4, 50.0, 200) / squares[-1]:
-        log_moment = rounds * math.log1p(float(p @ np.expm1(tilt * squares)))
-        best = min(best, (log_moment + 20 * math.log(10)) / tilt)
-    return min(math.ceil(best), rounds * round(float(squares[-1])))
+    return SquaredHits(squares[kept], hits[kept], 0.0).repeated(rounds)
 
 
 def shuffled_epoch(examples: int, groups: int, size: int, marked: int) -> SquaredHits:
@@ -248,9 +204,8 @@ def _squares_of_boxes(rounds: int, groups: int, most: int) -> Array:
     expected = most * (most - 1) / 2 * (groups - 1) / max(1, rounds * groups - 1)
     width = min(pairs, math.ceil(100 + 3 * expected + 10 * math.sqrt(expected))) + 1
     chance = min(0.5, most / (rounds * groups)) if most else 0.5
-    k = np.arange(min(groups, most) + 1, dtype=float)
-    log_choose = gammaln(groups + 1) - gammaln(k + 1) - gammaln(groups - k + 1)
-    one = np.exp(log_choose + k * math.log(chance) + (groups - k) * math.log1p(-chance))
+    k = np.arange(min(groups, most), dtype=float)
+    one = _of_quotients((groups - k) / (k + 1) * (chance / (1 - chance)))
     power = _miller_rows if rounds >= most else _squared_rows
     table = power(one, rounds, most, width)
     # At z = 1 nothing is cut: the totals of all rows by the same arithmetic.
@@ -306,7 +261,7 @@ def _squared_rows(one: Array, rounds: int, most: int, width: int) -> Array:
 
 Draw = Literal["shuffling", "subsampling"]
 
-# Relative accuracy of the weights q_E(c), by that of logarithms of factorials.
+# Relative accuracy of the weights q_E(c).
 WEIGHTS = 1e-11
 
 

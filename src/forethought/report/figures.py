@@ -57,22 +57,31 @@ def errors_axes(title: str) -> tuple[Any, Axes]:
 
 
 def saved(figure: Any, path: Path) -> Path:
-    """Write a figure to a file and return its path."""
+    """Write a figure to a file, in a folder that is made if missing; return its path."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path)
     return path
 
 
-def _named(axes: Axes, text: str, at: Any, offset: tuple[int, int], colour: str) -> None:
-    """Write a label beside a data point, with an offset in typographic points."""
-    where: dict[str, Any] = {"textcoords": "offset points", "xytext": offset}
-    axes.annotate(text, at, ha="right", color=colour, **where)
+def _drawn(*paths: Path | None) -> list[Path]:
+    return [path for path in paths if path is not None]
+
+
+def _over_rounds(
+    titles: tuple[str, str], points: Sequence[tuple[int, float]], colour: str, at: Any, last: str
+) -> tuple[Any, Axes]:
+    """A curve over rounds, its last value beside it; ``at`` is an offset in typographic points."""
+    figure, axes = new_axes(titles[0], "round", titles[1])
+    axes.plot(*zip(*points, strict=True), color=colour, linewidth=1.8)
+    where: dict[str, Any] = {"textcoords": "offset points", "xytext": at}
+    axes.annotate(last, points[-1], ha="right", color=colour, **where)
+    return figure, axes
 
 
 def draw_run(summary: RunSummary, folder: Path) -> list[Path]:
     """Draw every figure of a run into ``folder`` as PNG and return their paths."""
-    folder.mkdir(parents=True, exist_ok=True)
     learning = draw_learning(summary.metrics, folder / "learning.png")
-    return [*([] if learning is None else [learning]), *draw_statement(summary.statement, folder)]
+    return _drawn(learning, *draw_statement(summary.statement, folder))
 
 
 def draw_statement(statement: Statement, folder: Path) -> list[Path]:
@@ -85,12 +94,10 @@ def draw_statement(statement: Statement, folder: Path) -> list[Path]:
     if composed is None:
         return []
     mechanism = composed(statement.mechanism)
-    folder.mkdir(parents=True, exist_ok=True)
-    drawn = [
+    return _drawn(
         draw_epsilon(mechanism, statement.delta, folder / "epsilon.png", statement.group),
         draw_tradeoff(mechanism, folder / "tradeoff.png", statement.group),
-    ]
-    return [path for path in drawn if path is not None]
+    )
 
 
 def draw_learning(metrics: Sequence[Mapping[str, str]], path: Path) -> Path | None:
@@ -98,13 +105,11 @@ def draw_learning(metrics: Sequence[Mapping[str, str]], path: Path) -> Path | No
     name = next((n for n in ("accuracy", "test_loss", "loss") if column(metrics, n)), None)
     if name is None:
         return None
-    rounds, values = zip(*column(metrics, name), strict=True)
+    points = column(metrics, name)
     label = {"accuracy": "accuracy on held-out data"}.get(name, name.replace("_", " "))
-    figure, axes = new_axes("What the model learned", "round", label)
-    axes.plot(rounds, values, color=BLUE, linewidth=1.8)
-    last = f"{values[-1]:.1%}" if name == "accuracy" else f"{values[-1]:.3g}"
-    _named(axes, last, (rounds[-1], values[-1]), (-4, -14), BLUE)
-    return saved(figure, path)
+    last = format(points[-1][1], ".1%" if name == "accuracy" else ".3g")
+    titles = "What the model learned", label
+    return saved(_over_rounds(titles, points, BLUE, (-4, -14), last)[0], path)
 
 
 def column(metrics: Sequence[Mapping[str, str]], name: str) -> list[tuple[int, float]]:
@@ -122,11 +127,10 @@ def draw_epsilon(mechanism: Mechanism, delta: float, path: Path, group: int = 1)
         interval.upper
         for interval in exact.epsilon_curve(mechanism, delta, rounds, group, accuracy=1e-3)
     ]
-    figure, axes = new_axes("What it cost", "round", f"ε at δ = {at_most(delta, '.2g')}")
-    axes.plot(rounds, values, color=ORANGE, linewidth=1.8)
+    titles = "What it cost", f"ε at δ = {at_most(delta, '.2g')}"
+    points, last = list(zip(rounds, values, strict=True)), f"ε = {at_most(values[-1], '.3g')}"
+    figure, axes = _over_rounds(titles, points, ORANGE, (-14, 2), last)
     axes.set_ylim(bottom=0)
-    last = f"ε = {at_most(values[-1], '.3g')}"
-    _named(axes, last, (rounds[-1], values[-1]), (-14, 2), ORANGE)
     return saved(figure, path)
 
 
@@ -153,13 +157,11 @@ BATCHES = 12
 
 def draw_plan(plan: Plan, folder: Path, front: Front | None = None) -> list[Path]:
     """Draw the figures of a plan into ``folder`` as PNG and return their paths."""
-    folder.mkdir(parents=True, exist_ok=True)
-    drawn = [
+    return _drawn(
         draw_epsilon(plan.mechanism, plan.delta, folder / "epsilon.png", plan.records_per_person),
         draw_noise(plan, folder / "noise.png"),
         None if front is None else draw_front(front, folder / "pareto.png"),
-    ]
-    return [path for path in drawn if path is not None]
+    )
 
 
 def draw_noise(plan: Plan, path: Path) -> Path | None:
@@ -225,7 +227,6 @@ MOST_LABELS = 80
 
 def draw_utility(graph: UtilityGraph, folder: Path, tolerance: float = 0.1) -> list[Path]:
     """Draw ``utility_curves.png`` and ``utility_map.png`` into ``folder``; returns their paths."""
-    folder.mkdir(parents=True, exist_ok=True)
     return [
         draw_utility_curves(graph, folder / "utility_curves.png", tolerance),
         draw_utility_map(graph, folder / "utility_map.png", tolerance),
@@ -269,9 +270,7 @@ def draw_utility_curves(graph: UtilityGraph, path: Path, tolerance: float = 0.1)
         fontsize=8,
         color=GREY,
     )
-    if _logarithmic(graph.noise_multipliers):
-        axes.set_xscale("log")
-        _plain_ticks(axes, "x")
+    _scale(axes, "x", graph.noise_multipliers)
     axes.set_ylim(0, max(1.05, float((graph.mean + graph.spread)[rows].max()) + 0.02))
     axes.legend(
         frameon=False,
@@ -308,10 +307,8 @@ def draw_utility_map(graph: UtilityGraph, path: Path, tolerance: float = 0.1) ->
         vmax=1,
         rasterized=True,
     )
-    for name, grid in (("x", graph.noise_multipliers), ("y", graph.clip_norms)):
-        if _logarithmic(grid):
-            getattr(axes, f"set_{name}scale")("log")
-            _plain_ticks(axes, name)
+    _scale(axes, "x", graph.noise_multipliers)
+    _scale(axes, "y", graph.clip_norms)
     if values.size <= MOST_LABELS:
         for (row, column), value in np.ndenumerate(values):
             axes.annotate(
@@ -325,7 +322,13 @@ def draw_utility_map(graph: UtilityGraph, path: Path, tolerance: float = 0.1) ->
     bar = figure.colorbar(mesh, ax=axes, label="accuracy F(w+n)")
     bar.outline.set_visible(False)
     if found:
-        _outline(graph, axes, {pair.clip_norm: pair.noise_multipliers[1] for pair in found})
+        # A staircase along the edges of the cells.
+        least, *edges = edges_of(graph.noise_multipliers)
+        right = dict(zip(graph.noise_multipliers, edges, strict=True))
+        largest = {pair.clip_norm: right[pair.noise_multipliers[1]] for pair in found}
+        ends = [largest.get(norm, least) for norm in graph.clip_norms]
+        options: dict[str, Any] = {"orientation": "horizontal", "baseline": None}
+        axes.stairs(ends, edges_of(graph.clip_norms), color="white", linewidth=2.0, **options)
         choice = graph.choose(tolerance)
         axes.plot(
             choice.noise_multiplier,
@@ -338,21 +341,6 @@ def draw_utility_map(graph: UtilityGraph, path: Path, tolerance: float = 0.1) ->
             zorder=4,
         )
     return saved(figure, path)
-
-
-def _outline(graph: UtilityGraph, axes: Axes, largest: dict[float, float]) -> None:
-    # A staircase along the edges of the cells.
-    sigmas, norms = edges_of(graph.noise_multipliers), edges_of(graph.clip_norms)
-    x, y = [], []
-    for row, norm in enumerate(graph.clip_norms):
-        right = (
-            sigmas[graph.noise_multipliers.index(largest[norm]) + 1]
-            if norm in largest
-            else sigmas[0]
-        )
-        x += [right, right]
-        y += [norms[row], norms[row + 1]]
-    axes.plot(x, y, color="white", linewidth=2.0)
 
 
 def edges_of(grid: tuple[float, ...]) -> Any:
@@ -376,10 +364,13 @@ def _logarithmic(grid: tuple[float, ...]) -> bool:
     return bool(ratios.max() / ratios.min() < steps.max() / steps.min())
 
 
-def _plain_ticks(axes: Axes, name: str) -> None:
+def _scale(axes: Axes, name: str, grid: tuple[float, ...]) -> None:
+    """Make an axis logarithmic where its grid is, with plain numbers."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-    axis = axes.xaxis if name == "x" else axes.yaxis
-    axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axis.set_minor_formatter(NullFormatter())
+    if _logarithmic(grid):
+        axis = axes.xaxis if name == "x" else axes.yaxis
+        getattr(axes, f"set_{name}scale")("log")
+        axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axis.set_minor_formatter(NullFormatter())

@@ -19,7 +19,7 @@ from datetime import date
 from html import escape
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from unicodedata import east_asian_width
 
 from forethought.accounting.accountants import EXACT, KNOWN_BATCHES
@@ -76,67 +76,88 @@ def curve(
         lowest, highest: ends of the vertical axis; by default those of the values.
     """
     every = [*points, *reference]
-    across = (min(a for a, _ in every), max(a for a, _ in every))
     up = _ends([b for _, b in every], lowest, highest)
-    parts, to_x, to_y = _axes(across, up, f"{y} against {x}", x, shown)
+    chart = _Chart((min(every)[0], max(every)[0]), up, f"{y} against {x}", x, shown)
     if reference:
-        parts.append(f'<path class="reference" d="{_path(reference, to_x, to_y)}"/>')
+        chart.path("reference", reference)
         a, b = reference[len(reference) * 2 // 3]
-        parts.append(
-            f'<text class="tick start" x="{to_x(a) + 6}" y="{to_y(b) + 14}">'
-            f"{escape(reference_name)}</text>"
-        )
-    parts.append(f'<path class="line" d="{_path(points, to_x, to_y)}"/>')
+        chart.text("tick start", chart.x(a) + 6, chart.y(b) + 14, reference_name)
+    chart.path("line", points)
     marked = marked or shown
-    marks = [
-        [round(to_x(a), 2), round(to_y(b), 2), f"{x} {short(a)}: {marked(b)}"] for a, b in points
-    ]
-    return _hovered(parts, marks)
+    return chart.hovered(points, [f"{x} {short(a)}: {marked(b)}" for a, b in points])
 
 
-def _axes(
-    across: tuple[float, float],
-    up: tuple[float, float],
-    told: str,
-    x: str,
-    shown: Callable[[float], str],
-    below: Callable[[float], str] = short,
-) -> tuple[list[str], Callable[[float], float], Callable[[float], float]]:
-    """The beginning of an SVG figure (frame, description, axes), and both scales.
+class _Figure:
+    """An SVG figure as wide as a phone, drawn piece by piece.
+
+    Args:
+        kind: the class in page.css. told: the description. more: further attributes.
+    """
+
+    def __init__(self, kind: str, told: str, height: float = HEIGHT, more: str = "") -> None:
+        box = f'viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{escape(told)}"'
+        self.parts = [f'<svg class="{kind}" {box}{more}>']
+
+    def __str__(self) -> str:
+        return "".join(self.parts) + "</svg>"
+
+    def text(self, kind: str, x: float, y: float, words: str) -> None:
+        self.parts.append(f'<text class="{kind}" x="{x}" y="{y}">{escape(words)}</text>')
+
+    def line(self, kind: str, x: tuple[float, float], y: tuple[float, float]) -> None:
+        ends = f'x1="{x[0]}" x2="{x[1]}" y1="{y[0]}" y2="{y[1]}"'
+        self.parts.append(f'<line class="{kind}" {ends}/>')
+
+    def name(self, words: str, x: float, y: float, room: int) -> None:
+        """A text that ends at a place, drawn narrower where it could be wider than ``room``."""
+        shown = _cut(words)
+        # Pixels at the font's size: a wide letter, of Chinese for example, is as wide as high.
+        wide = sum(13 if east_asian_width(one) in "WF" or one in "MWmw" else 8 for one in shown)
+        fit = f' textLength="{room}" lengthAdjust="spacingAndGlyphs"' if wide > room else ""
+        words = f"<title>{escape(words)}</title>{escape(shown)}"
+        self.parts.append(f'<text class="tick" x="{x}" y="{y}"{fit}>{words}</text>')
+
+
+class _Chart(_Figure):
+    """A figure with a frame, axes and both scales.
 
     Args:
         across, up: ends of the horizontal and the vertical axis. told: the description.
+        axis: name of the horizontal axis.
         shown, below: format a value on the vertical and on the horizontal axis.
     """
-    to_x = _scale(across, (_LEFT, WIDTH - _RIGHT))
-    to_y = _scale(up, (HEIGHT - _BOTTOM, _TOP))
-    parts = [
-        f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
-        f'aria-label="{escape(told)}" tabindex="0">'
-    ]
-    for tick in _ticks(*up):
-        at = to_y(tick)
-        parts.append(f'<line class="grid" x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{at}" y2="{at}"/>')
-        parts.append(
-            f'<text class="tick" x="{_LEFT - 8}" y="{at + 4}">{escape(shown(tick))}</text>'
-        )
-    for tick in _ticks(*across):
-        parts.append(
-            f'<text class="tick middle" x="{to_x(tick)}" y="{HEIGHT - _BOTTOM + 18}">'
-            f"{escape(below(tick))}</text>"
-        )
-    parts.append(
-        f'<text class="axis" x="{(_LEFT + WIDTH - _RIGHT) / 2}" y="{HEIGHT - 6}">{escape(x)}</text>'
-    )
-    return parts, to_x, to_y
 
+    def __init__(
+        self,
+        across: tuple[float, float],
+        up: tuple[float, float],
+        told: str,
+        axis: str,
+        shown: Callable[[float], str] = short,
+        below: Callable[[float], str] = short,
+    ) -> None:
+        super().__init__("chart", told, more=' tabindex="0"')
+        self.x = _scale(across, (_LEFT, WIDTH - _RIGHT))
+        self.y = _scale(up, (HEIGHT - _BOTTOM, _TOP))
+        for tick in _ticks(*up):
+            at = self.y(tick)
+            self.line("grid", (_LEFT, WIDTH - _RIGHT), (at, at))
+            self.text("tick", _LEFT - 8, at + 4, shown(tick))
+        for tick in _ticks(*across):
+            self.text("tick middle", self.x(tick), HEIGHT - _BOTTOM + 18, below(tick))
+        self.text("axis", (_LEFT + WIDTH - _RIGHT) / 2, HEIGHT - 6, axis)
 
-def _hovered(parts: list[str], marks: list[list[Any]]) -> str:
-    """The complete figure, with the points that hovering shows: [x, y, words] each."""
-    parts.append(f'<circle class="dot" r="4" cx="{marks[-1][0]}" cy="{marks[-1][1]}"/>')
-    parts.append('<text class="tip" x="0" y="0"></text></svg>')
-    points = escape(json.dumps(marks), quote=True)
-    return "".join(parts).replace("<svg ", f"<svg data-points='{points}' ", 1)
+    def path(self, kind: str, points: Points, end: str = "") -> None:
+        drawn = " L".join(f"{self.x(a):.2f} {self.y(b):.2f}" for a, b in points)
+        self.parts.append(f'<path class="{kind}" d="M{drawn}{end}"/>')
+
+    def hovered(self, points: Points, words: Sequence[str]) -> str:
+        """The complete figure, with the points that hovering shows, and what it says there."""
+        marks = [(self.x(a), self.y(b), told) for (a, b), told in zip(points, words, strict=True)]
+        self.parts.append(f'<circle class="dot" r="4" cx="{marks[-1][0]}" cy="{marks[-1][1]}"/>')
+        self.parts.append('<text class="tip" x="0" y="0"></text>')
+        data = escape(json.dumps(marks), quote=True)
+        return str(self).replace("<svg ", f"<svg data-points='{data}' ", 1)
 
 
 def dots(found: int, blind: int, words: str) -> str:
@@ -159,10 +180,6 @@ def dots(found: int, blind: int, words: str) -> str:
         if number < blind:
             parts.append(f'<path class="blind" d="M{x - 3.5:.1f} {y - 3.5} l7 7 m0 -7 l-7 7"/>')
     return "".join(parts) + "</svg>"
-
-
-def _path(points: Points, to_x: Callable[[float], float], to_y: Callable[[float], float]) -> str:
-    return "M" + " L".join(f"{to_x(a):.2f} {to_y(b):.2f}" for a, b in points)
 
 
 def _scale(ends: tuple[float, float], place: tuple[float, float]) -> Callable[[float], float]:
@@ -211,8 +228,7 @@ def shape_figures(shapes: Shapes) -> list[str]:
             words.append("no more than noise alone would draw")
         if "word 1" in shape.places:  # as a run numbers words that are not declared
             words.append("words as in the job, not shown until columns_measured = false")
-        caption = escape("; ".join(words))
-        found.append(f"<figure>{drawn}<figcaption>{caption}</figcaption></figure>")
+        found.append(_captioned(drawn, "; ".join(words)))
     for surface in shapes.pairs[:_PAIRS] if len(shapes.outputs) == 1 else ():
         one, two = surface.columns
         caption = (
@@ -220,9 +236,12 @@ def shape_figures(shapes: Shapes) -> list[str]:
             f"{surface.reach:.2g} between two places; darker: further from 0, hatched: below"
             f"{'' if surface.clear else '; no more than noise alone would draw'}"
         )
-        drawn = _surface(surface, caption)
-        found.append(f"<figure>{drawn}<figcaption>{escape(caption)}</figcaption></figure>")
+        found.append(_captioned(_surface(surface, caption), caption))
     return found
+
+
+def _captioned(drawn: str, words: str) -> str:
+    return f"<figure>{drawn}<figcaption>{escape(words)}</figcaption></figure>"
 
 
 def _when(place: object) -> float:
@@ -246,32 +265,29 @@ def _shape(shape: Shape, shapes: Shapes) -> str:
     """The curves of a column of numbers or days, one per output; a single one has a noise band."""
     x = [_when(place) for place in shape.places]
     days = shape.kind == "day"
-    up = _reach_of(shape)
     told = f"{shape.column}: from {min(shape.values[0]):+.2g} to {max(shape.values[0]):+.2g}"
     below = (lambda year: f"{year:.6g}") if days else short
-    told = f"{told}, {shapes.unit}"
-    parts, to_x, to_y = _axes((x[0], x[-1]), up, told, shape.column, short, below)
+    told, up = f"{told}, {shapes.unit}", _reach_of(shape)
+    chart = _Chart((x[0], x[-1]), up, told, shape.column, below=below)
     first = list(zip(x, shape.values[0], strict=True))
     if shape.noise and len(shape.values) == 1:
-        upper = [(a, b + 1.96 * s) for (a, b), s in zip(first, shape.noise, strict=True)]
-        lower = [(a, b - 1.96 * s) for (a, b), s in zip(first, shape.noise, strict=True)]
-        parts.append(f'<path class="band" d="{_path([*upper, *reversed(lower)], to_x, to_y)} Z"/>')
-    parts.append(f'<path class="reference" d="{_path([(x[0], 0.0), (x[-1], 0.0)], to_x, to_y)}"/>')
+        band = list(zip(first, shape.noise, strict=True))
+        upper = [(a, b + 1.96 * s) for (a, b), s in band]
+        lower = [(a, b - 1.96 * s) for (a, b), s in band]
+        chart.path("band", [*upper, *reversed(lower)], " Z")
+    chart.path("reference", [(x[0], 0.0), (x[-1], 0.0)])
     for number, row in enumerate(shape.values[:_LINES]):
         points = list(zip(x, row, strict=True))
-        parts.append(f'<path class="line line-{number}" d="{_path(points, to_x, to_y)}"/>')
+        chart.path(f"line line-{number}", points)
         if len(shape.values) > 1:
             # Labels are at different places along the lines, so that they do not overlap.
             a, b = points[len(points) * (number + 1) // (_LINES + 1)]
-            name = escape(_cut(shapes.outputs[number]))
-            parts.append(
-                f'<text class="tick start name" x="{to_x(a)}" y="{to_y(b) - 6}">{name}</text>'
-            )
-    marks = [
-        [to_x(a), to_y(b), f"{place if days else short(a)}: {b:+.2f}"]
-        for (a, b), place in zip(first, shape.places, strict=True)
-    ]
-    return _hovered(parts, marks)
+            name = _cut(shapes.outputs[number])
+            chart.text("tick start name", chart.x(a), chart.y(b) - 6, name)
+    named = zip(first, shape.places, strict=True)
+    return chart.hovered(
+        first, [f"{place if days else short(a)}: {b:+.2f}" for (a, b), place in named]
+    )
 
 
 def _bars(shape: Shape, shapes: Shapes) -> str:
@@ -284,32 +300,25 @@ def _bars(shape: Shape, shapes: Shapes) -> str:
     told = f"{shape.column}, {shapes.unit}: " + ", ".join(
         f"{place} {value:+.2g}" for place, value in zip(shape.places, shape.values[0], strict=True)
     )
-    parts = [
-        f'<svg class="bars" viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{escape(told)}">'
-    ]
+    figure = _Figure("bars", told, height)
     for tick in _ticks(low, high):
         at = to_x(tick)
-        parts.append(f'<line class="grid" x1="{at}" x2="{at}" y1="4" y2="{height - 30}"/>')
-        parts.append(f'<text class="tick middle" x="{at}" y="{height - 12}">{short(tick)}</text>')
+        figure.line("grid", (at, at), (4, height - 30))
+        figure.text("tick middle", at, height - 12, short(tick))
     for number, place in enumerate(shape.places):
         top = 6 + step * number
-        name = escape(str(place))
-        place_at = f'x="{_NAMES - 10}" y="{top + step / 2 + 1}"'
-        parts.append(_tick(str(place), place_at, _NAMES - 14))
+        figure.name(str(place), _NAMES - 10, top + step / 2 + 1, _NAMES - 14)
         for line in range(lines):
             value = shape.values[line][number]
             left, right = sorted((to_x(0.0), to_x(value)))
             y, thick = (top, _BAR - 9) if lines == 1 else (top + 9 * line, 7)
-            parts.append(
-                f'<rect class="bar bar-{line}" x="{left}" width="{max(right - left, 1):.2f}" '
-                f'y="{y}" height="{thick}"><title>{escape(shapes.outputs[line])}, {name}: '
-                f"{value:+.2f}</title></rect>"
-            )
+            words = escape(f"{shapes.outputs[line]}, {place}: {value:+.2f}")
+            box = f'x="{left}" width="{max(right - left, 1):.2f}" y="{y}" height="{thick}"'
+            figure.parts.append(f'<rect class="bar bar-{line}" {box}><title>{words}</title></rect>')
             if shape.noise and lines == 1:
                 half = 1.96 * shape.noise[number]
-                ends = f'x1="{to_x(value - half)}" x2="{to_x(value + half)}"'
-                parts.append(f'<line class="whisker" {ends} y1="{y + 7}" y2="{y + 7}"/>')
-    return "".join(parts) + "</svg>"
+                figure.line("whisker", (to_x(value - half), to_x(value + half)), (y + 7, y + 7))
+    return str(figure)
 
 
 def _surface(surface: Surface, told: str) -> str:
@@ -318,34 +327,31 @@ def _surface(surface: Surface, told: str) -> str:
     every = [value for row in rows for value in row]
     most = max(map(abs, every)) or 1.0
     wide, tall = (WIDTH - _LEFT - _RIGHT) / len(rows), (HEIGHT - _TOP - _BOTTOM) / len(rows[0])
-    parts = [
-        f'<svg class="cells" viewBox="0 0 {WIDTH} {HEIGHT + 26}" role="img" '
-        f'aria-label="{escape(told)}">',
+    figure = _Figure("cells", told, HEIGHT + 26)
+    figure.parts.append(
         '<defs><pattern id="below" width="6" height="6" patternUnits="userSpaceOnUse" '
         'patternTransform="rotate(45)"><line class="hatch" x1="0" x2="0" y1="0" y2="6"/></pattern>'
-        "</defs>",
-    ]
+        "</defs>"
+    )
+    across, up = ([_told(place) for place in places] for places in surface.places)
     for i, row in enumerate(rows):
         for j, value in enumerate(row):
             x, y = _LEFT + i * wide, HEIGHT - _BOTTOM - (j + 1) * tall
             box = f'x="{x:.1f}" y="{y:.1f}" width="{wide:.1f}" height="{tall:.1f}"'
-            words = f"{_told(surface.places[0][i])}, {_told(surface.places[1][j])}: {value:+.2f}"
-            parts.append(_cell(value, most, box, words))
+            figure.parts.append(_cell(value, most, box, f"{across[i]}, {up[j]}: {value:+.2f}"))
     # The legend has the least and the largest value in their colours.
     for place, value in enumerate(sorted({min(every), max(every)})):
         x = _LEFT + 110 * place
-        parts.append(_cell(value, most, f'x="{x}" y="{HEIGHT + 6}" width="16" height="14"'))
-        parts.append(f'<text class="tick start" x="{x + 22}" y="{HEIGHT + 18}">{value:+.2g}</text>')
-    ends = surface.places
-    for place, x, end in ((ends[0][0], _LEFT, "start"), (ends[0][-1], WIDTH - _RIGHT, "end")):
-        at = f'x="{x}" y="{HEIGHT - _BOTTOM + 18}"'
-        parts.append(f'<text class="tick {end}" {at}>{escape(_told(place))}</text>')
-    for place, y in ((ends[1][0], HEIGHT - _BOTTOM), (ends[1][-1], _TOP + 10)):
-        parts.append(_tick(_told(place), f'x="{_LEFT - 8}" y="{y}"', _LEFT - 12))
-    middle = (_LEFT + WIDTH - _RIGHT) / 2
+        box = f'x="{x}" y="{HEIGHT + 6}" width="16" height="14"'
+        figure.parts.append(_cell(value, most, box))
+        figure.text("tick start", x + 22, HEIGHT + 18, f"{value:+.2g}")
+    figure.text("tick start", _LEFT, HEIGHT - _BOTTOM + 18, across[0])
+    figure.text("tick end", WIDTH - _RIGHT, HEIGHT - _BOTTOM + 18, across[-1])
+    figure.name(up[0], _LEFT - 8, HEIGHT - _BOTTOM, _LEFT - 12)
+    figure.name(up[-1], _LEFT - 8, _TOP + 10, _LEFT - 12)
     words = f"{_cut(surface.columns[0])} across, {_cut(surface.columns[1])} up"
-    parts.append(f'<text class="axis" x="{middle}" y="{HEIGHT - 6}">{escape(words)}</text>')
-    return "".join(parts) + "</svg>"
+    figure.text("axis", (_LEFT + WIDTH - _RIGHT) / 2, HEIGHT - 6, words)
+    return str(figure)
 
 
 def _cell(value: float, most: float, box: str, words: str = "") -> str:
@@ -358,16 +364,6 @@ def _cell(value: float, most: float, box: str, words: str = "") -> str:
 
 def _told(place: object) -> str:
     return str(place) if isinstance(place, str) else short(float(place))  # type: ignore[arg-type]
-
-
-def _tick(words: str, at: str, room: int) -> str:
-    """A text that ends at a place, drawn narrower where it could be wider than ``room``."""
-    shown = _cut(words)
-    # Pixels at the font's size: a wide letter, of Chinese for example, is as wide as it is high.
-    wide = sum(13 if east_asian_width(one) in "WF" or one in "MWmw" else 8 for one in shown)
-    fit = f' textLength="{room}" lengthAdjust="spacingAndGlyphs"' if wide > room else ""
-    title = f"<title>{escape(words)}</title>"
-    return f'<text class="tick" {at}{fit}>{title}{escape(shown)}</text>'
 
 
 def _cut(name: str) -> str:
@@ -715,7 +711,7 @@ def _curves(summary: RunSummary) -> list[str]:
         points = [one for one in column(summary.metrics, name) if math.isfinite(one[1])]
         if len(points) > 1:
             drawn = curve(points, "round", title, shown=shown, marked=marked)
-            found.append(f"<figure>{drawn}<figcaption>{escape(title)}</figcaption></figure>")
+            found.append(_captioned(drawn, title))
     attack = _attack(summary.statement)
     if attack:
         blind = [(a / 10, a / 10) for a in range(11)]
@@ -730,7 +726,7 @@ def _curves(summary: RunSummary) -> list[str]:
             lowest=0.0,
             highest=1.0,
         )
-        found.append(f"<figure>{drawn}<figcaption>what an attacker can reach</figcaption></figure>")
+        found.append(_captioned(drawn, "what an attacker can reach"))
     return found
 
 

@@ -48,7 +48,7 @@ from forethought.gradients.sums import (
 )
 from forethought.rounds.local_updates import OneByOne, SideBySide, side_by_side
 from forethought.rounds.randomness import Indices, Stream, assign_groups
-from forethought.rounds.records import PIECE, Records, blank, digest_of
+from forethought.rounds.records import PIECE, Records, TensorRecords, blank
 from forethought.values import mechanism
 from forethought.values.plan import Round, Statistics
 
@@ -907,7 +907,7 @@ class LinearModel(torch.nn.Module):
         return Blocks((1,))
 
 
-class LinearRecords:
+class LinearRecords(TensorRecords):
     """Records of a linear model: a float64 matrix, whose row norms are computed once.
 
     Args:
@@ -927,17 +927,9 @@ class LinearRecords:
         count, blocks = len(features), even_parts(len(features), ROWS)
         rows = sum(size for _, _, size in blocks.cut(count))
         self.filled = filled((features.double(), targets), 0, count, rows)
-        self.features, self.targets = (leaf[:count] for leaf in self.filled)
+        self.features, targets = (leaf[:count] for leaf in self.filled)
+        super().__init__(self.features, targets)
         self.lengths = torch.cat([lengths(part) for part in torch.split(self.features, PIECE)])
-
-    def __len__(self) -> int:
-        return len(self.features)
-
-    def take(self, indices: Indices) -> tuple[Any, Any]:
-        if not len(indices):
-            return None, None
-        rows = torch.from_numpy(indices)
-        return self.features[rows], self.targets[rows]
 
     def some(self, indices: Indices) -> tuple[Tensor, Tensor, Tensor]:
         """Features, targets and proven norms of the rows; without a copy if it is all of them."""
@@ -945,9 +937,6 @@ class LinearRecords:
             return self.features, self.targets, self.lengths
         rows = torch.from_numpy(indices)
         return self.features[rows], self.targets[rows], self.lengths[rows]
-
-    def digest(self, key: bytes) -> str:
-        return digest_of((self.features, self.targets), key)
 
 
 @dataclass

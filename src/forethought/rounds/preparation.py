@@ -13,8 +13,8 @@ from torch import Tensor
 from forethought.gradients.sums import Ones
 from forethought.rounds.contributions import STATISTIC, unclipped
 from forethought.rounds.private_sum import PrivateRounds
-from forethought.rounds.randomness import Indices, Secrets, Seeds
-from forethought.rounds.records import Records, as_records
+from forethought.rounds.randomness import Secrets, Seeds
+from forethought.rounds.records import MappedRecords, Records, as_records
 from forethought.values.mechanism import FullBatch, Mechanism, Rounds
 from forethought.values.plan import (
     LIKELY,
@@ -54,7 +54,7 @@ def unit(values: Tensor, bounds: tuple[float, float]) -> Tensor:
     return ((values - low) * (2 / (high - low)) - 1).clamp(-1, 1)
 
 
-class Vectors:
+class Vectors(MappedRecords):
     """Records whose inputs are the vectors of a statistic.
 
     Args:
@@ -70,16 +70,10 @@ class Vectors:
         statistic: Statistic,
         centre: tuple[float, ...] = (),
     ) -> None:
-        self._records, self._asked, self._statistic = records, preparation, statistic
-        self._centre = centre
+        super().__init__(records)
+        self._asked, self._statistic, self._centre = preparation, statistic, centre
 
-    def __len__(self) -> int:
-        return len(self._records)
-
-    def take(self, indices: Indices) -> tuple[Any, Any]:
-        inputs, targets = self._records.take(indices)
-        if inputs is None:
-            return None, None
+    def _mapped(self, inputs: Tensor, targets: Tensor) -> tuple[Any, Any]:
         if self._statistic == "ranges":
             return self._places(inputs), targets
         return self.of(inputs, targets).cpu(), targets
@@ -134,9 +128,6 @@ class Vectors:
         found = torch.stack([(bins == at).double().mean(2) for at in range(asked.bins)], 2)
         found[missing] = torch.nan
         return found.flatten(1)
-
-    def digest(self, key: bytes) -> str:
-        return self._records.digest(key)
 
 
 # Constants for the preparation of inputs from noised sums: post-processing, which costs no privacy.

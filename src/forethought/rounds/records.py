@@ -122,6 +122,32 @@ def digest_of(tensors: Sequence[torch.Tensor], key: bytes, structure: str = "") 
     return state.hexdigest()
 
 
+class MappedRecords:
+    """Records whose batches are computed from those of others, row by row.
+
+    A subclass says how, in ``_mapped``.
+
+    Args:
+        records: the records to compute from.
+    """
+
+    def __init__(self, records: Records) -> None:
+        self._records = records
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def take(self, indices: Indices) -> tuple[Any, Any]:
+        inputs, targets = self._records.take(indices)
+        return (None, None) if inputs is None else self._mapped(inputs, targets)
+
+    def _mapped(self, inputs: Any, targets: Any) -> tuple[Any, Any]:
+        raise NotImplementedError
+
+    def digest(self, key: bytes) -> str:
+        return self._records.digest(key)
+
+
 class DatasetRecords:
     """A map-style torch Dataset of (input, target) pairs, or of dicts, read record by record.
 

@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.linalg import toeplitz
 from scipy.optimize import isotonic_regression
 
 Array = NDArray[np.float64]
@@ -75,11 +76,7 @@ def decoded(noised: Array) -> Array:
 @cache
 def _matrix(bins: int) -> Array:
     """A·C⁻¹, which maps noise on C·h to noise on the running sums; shape (bins, bins)."""
-    running = np.cumsum(inverse(bins))
-    rows = np.zeros((bins, bins))
-    for place in range(bins):
-        rows[place, : place + 1] = running[place::-1]
-    return rows
+    return np.asarray(toeplitz(np.cumsum(inverse(bins)), np.zeros(bins)))
 
 
 @cache
@@ -95,11 +92,8 @@ def noise_of_sums(bins: int, share: float | None) -> Array:
     """
     rows = _matrix(bins)
     last = rows[-1]
-    if share is None:
-        return np.asarray(
-            np.linalg.norm(rows - np.outer(rows @ last / (last @ last), last), axis=1)
-        )
-    return np.asarray(np.linalg.norm(rows - share * last, axis=1))
+    off = share * last if share is not None else np.outer(rows @ last / (last @ last), last)
+    return np.asarray(np.linalg.norm(rows - off, axis=1))
 
 
 def settled(counts: Sequence[Array], total: float) -> list[Array]:

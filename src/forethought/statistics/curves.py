@@ -12,6 +12,7 @@ import numpy as np
 from scipy.optimize import isotonic_regression
 
 from forethought.statistics import cumulative, kinds
+from forethought.statistics.kinds import Array, Estimate
 from forethought.statistics.table import TableRows, spelled, word
 from forethought.values.checks import real, reals, settle, whole
 from forethought.values.mechanism import Adjacency
@@ -46,16 +47,16 @@ class _OfSums(kinds.Statistic):
             math.sqrt(2) if adjacency == "replace-one" else 1.0
         )
 
-    def counts(self, noised: kinds.Array, examples: int) -> kinds.Array:
+    def counts(self, noised: Array, examples: int) -> Array:
         """Estimated counts along all axes, from a tally with noise; shape (size,)."""
         parts = [cumulative.decoded(part) for part in self.split(noised)]
         return np.concatenate(cumulative.settled(parts, examples) if self.all_count else parts)
 
-    def split(self, values: kinds.Array) -> list[kinds.Array]:
+    def split(self, values: Array) -> list[Array]:
         """The values of each axis."""
         return np.split(values, np.cumsum(self.axes)[:-1])
 
-    def rising(self, counts: kinds.Array) -> kinds.Array:
+    def rising(self, counts: Array) -> Array:
         """The nearest nonnegative counts, separately for each axis."""
         return np.concatenate([cumulative.rising(part) for part in self.split(counts)])
 
@@ -64,8 +65,8 @@ class _OfSums(kinds.Statistic):
         return _WELL_KNOWN * std * float(cumulative.noise_of_sums(self.axes[0], 0.0)[-1])
 
     def strayed(
-        self, computed: Callable[[kinds.Array], kinds.Array], counts: kinds.Array, std: float
-    ) -> tuple[kinds.Array, kinds.Array]:
+        self, computed: Callable[[Array], Array], counts: Array, std: float
+    ) -> tuple[Array, Array]:
         """Simulated errors of results: by fresh noise, and by fresh noise and fresh records.
 
         This is post-processing: it uses the released counts and no records, so the random numbers
@@ -117,13 +118,11 @@ class Quantiles(_OfSums, kinds.OfRange):
     def axes(self) -> tuple[int, ...]:
         return (self.bins,)
 
-    def tally(self, rows: TableRows) -> kinds.Array:
+    def tally(self, rows: TableRows) -> Array:
         numbers = rows.numbers(self.column, self.missing)[self.kept(rows)]
         return cumulative.encoded(kinds.binned(numbers, self.range, self.bins))
 
-    def estimates(
-        self, noised: kinds.Array, std: float, examples: int
-    ) -> tuple[kinds.Estimate, ...]:
+    def estimates(self, noised: Array, std: float, examples: int) -> tuple[Estimate, ...]:
         sums = np.cumsum(cumulative.rising(self.counts(noised, examples)))
         total = max(1.0, float(sums[-1]))
         low, high = self.range
@@ -145,7 +144,7 @@ class Quantiles(_OfSums, kinds.OfRange):
             inside = (share * total - before) / max(sums[place] - before, 1e-9)
             value = edges[place] + (edges[1] - edges[0]) * min(1.0, max(0.0, inside))
             ends = (*bounds(share, near), *bounds(share, far))
-            found.append(kinds.Estimate(repr(share).removesuffix(".0"), float(value), *ends))
+            found.append(Estimate(repr(share).removesuffix(".0"), float(value), *ends))
         return tuple(found)
 
     def expected(self, std: float, examples: int) -> float:
@@ -196,7 +195,7 @@ class Survival(_OfSums):
     def axes(self) -> tuple[int, ...]:
         return (self.steps, self.steps + 1)
 
-    def tally(self, rows: TableRows) -> kinds.Array:
+    def tally(self, rows: TableRows) -> Array:
         kept = self.kept(rows)
         times = rows.numbers(self.time, self.missing)
         words = rows.words(self.event, self.missing).astype(str)
@@ -211,9 +210,7 @@ class Survival(_OfSums):
         censored = np.bincount(place[~happened | beyond], minlength=self.steps + 1)
         return np.concatenate([cumulative.encoded(events), cumulative.encoded(censored)])
 
-    def estimates(
-        self, noised: kinds.Array, std: float, examples: int
-    ) -> tuple[kinds.Estimate, ...]:
+    def estimates(self, noised: Array, std: float, examples: int) -> tuple[Estimate, ...]:
         counts = self.counts(noised, examples)
         curve, last = self._curve(counts, self.at_risk(std))
         smooth = self.rising(counts)
@@ -232,7 +229,7 @@ class Survival(_OfSums):
         draws = self.strayed(lambda found: self._curve(found)[0], counts, std)
         return float(np.quantile(np.abs(draws[0]).max(axis=1), 0.95))
 
-    def _curve(self, counts: kinds.Array, least: float = 1.0) -> tuple[kinds.Array, int]:
+    def _curve(self, counts: Array, least: float = 1.0) -> tuple[Array, int]:
         """Survival at the end of each step, and the last step with more than ``least`` at risk."""
         events, censored = self.split(counts)
         risk = events.sum() + censored.sum() - np.cumsum(events) - np.cumsum(censored[:-1])
@@ -285,7 +282,7 @@ class AUC(_OfSums):
     def axes(self) -> tuple[int, ...]:
         return (self.bins, self.bins)
 
-    def tally(self, rows: TableRows) -> kinds.Array:
+    def tally(self, rows: TableRows) -> Array:
         scores = rows.numbers(self.score, self.missing)
         words = rows.words(self.label, self.missing).astype(str)
         kept = self.kept(rows) & (words != "")
@@ -297,12 +294,10 @@ class AUC(_OfSums):
             ]
         )
 
-    def estimates(
-        self, noised: kinds.Array, std: float, examples: int
-    ) -> tuple[kinds.Estimate, ...]:
+    def estimates(self, noised: Array, std: float, examples: int) -> tuple[Estimate, ...]:
         counts = self.counts(noised, examples)
         if min(float(part.sum()) for part in self.split(counts)) < self.at_risk(std):
-            return (kinds.Estimate(f"{self.name} (not stated)", 0.5, 0.0, 1.0, 0.0, 1.0),)
+            return (Estimate(f"{self.name} (not stated)", 0.5, 0.0, 1.0, 0.0, 1.0),)
         smooth = self.rising(counts)
         near, far = self.strayed(self._areas, smooth, std)
         # Clipping counts at 0 biases the area towards 1/2; the bias of doing it again estimates it.
@@ -318,7 +313,7 @@ class AUC(_OfSums):
         draws = self.strayed(self._areas, counts, std)[0][:, 0]
         return float(np.quantile(np.abs(draws - draws.mean()), 0.95)) + _ties(counts)
 
-    def _areas(self, counts: kinds.Array) -> kinds.Array:
+    def _areas(self, counts: Array) -> Array:
         """The area of the nearest nonnegative counts, and that of counts as they come."""
         found = []
         for positive, negative in (self.split(self.rising(counts)), self.split(counts)):
@@ -327,17 +322,17 @@ class AUC(_OfSums):
         return np.array(found)
 
 
-def _ties(counts: kinds.Array) -> float:
+def _ties(counts: Array) -> float:
     """Half of the share of pairs whose scores are in the same bin."""
     positive, negative = np.split(counts, 2)
     return float(positive @ negative) / _pairs(positive, negative) / 2
 
 
-def _pairs(positive: kinds.Array, negative: kinds.Array) -> float:
+def _pairs(positive: Array, negative: Array) -> float:
     return max(1.0, float(positive.sum())) * max(1.0, float(negative.sum()))
 
 
-def _spreads(near: kinds.Array, far: kinds.Array) -> tuple[kinds.Array, kinds.Array]:
+def _spreads(near: Array, far: Array) -> tuple[Array, Array]:
     """Half widths of the two 95 % intervals of every number."""
     half, wide = (np.quantile(np.abs(one), 0.95, axis=0) for one in (near, far))
     return half, np.maximum(half, wide)
@@ -345,10 +340,10 @@ def _spreads(near: kinds.Array, far: kinds.Array) -> tuple[kinds.Array, kinds.Ar
 
 def _around(
     names: Sequence[str],
-    values: kinds.Array,
-    spreads: tuple[kinds.Array, ...],
+    values: Array,
+    spreads: tuple[Array, ...],
     limits: tuple[float, float],
-) -> tuple[kinds.Estimate, ...]:
+) -> tuple[Estimate, ...]:
     ends = [np.clip(values + sign * one, *limits) for one in spreads for sign in (-1, 1)]
     rows = zip(names, values, *ends, strict=True)
-    return tuple(kinds.Estimate(name, *map(float, numbers)) for name, *numbers in rows)
+    return tuple(Estimate(name, *map(float, numbers)) for name, *numbers in rows)

@@ -51,7 +51,7 @@ from forethought.values.caveats import Caveat
 from forethought.values.checks import RunFolderExistsError
 from forethought.values.mechanism import Mechanism
 from forethought.values.plan import TRANSCRIPT, Plan, Transcript
-from forethought.values.serialisation import digest
+from forethought.values.serialisation import digest, replaced
 
 if TYPE_CHECKING:
     from forethought.training.shapes import Shapes
@@ -170,14 +170,19 @@ def _instructions() -> list[str]:
     return found
 
 
+def _differing(saved: Mapping[str, Any], present: Mapping[str, Any]) -> dict[str, str]:
+    """The names whose values differ, in order → words that say how."""
+    words = {name: f"{name} was {saved[name]}, is {present.get(name)}" for name in sorted(saved)}
+    return {name: told for name, told in words.items() if saved[name] != present.get(name)}
+
+
 def require_same(saved: Mapping[str, str], present: Mapping[str, str]) -> None:
     """Refuse to resume with other data, another model or another loss.
 
     Raises:
         CheckpointError: a part changed; the message names it.
     """
-    changed = sorted(name for name in saved if saved[name] != present.get(name))
-    if changed:
+    if changed := _differing(saved, present):
         raise CheckpointError(
             f"cannot resume: {' and '.join(changed)} changed since the run began. Its rounds would "
             "be released again, about something else. Give what the run began with, or start a new "
@@ -191,13 +196,11 @@ def require_same_environment(saved: Mapping[str, str], present: Mapping[str, str
     Raises:
         CheckpointError: a fact differs; the message names it and says how to set it back.
     """
-    differing = (name for name in sorted(saved) if saved[name] != present.get(name))
-    changed = [f"{name} was {saved[name]}, is {present.get(name)}" for name in differing]
-    if changed:
+    if changed := _differing(saved, present):
         raise CheckpointError(
-            f"cannot resume here: {'; '.join(changed)}. Rounds after the last checkpoint are "
-            "repeated, bit for bit or at a cost in privacy, and this could change their rounding. "
-            "Set it back (threads: OMP_NUM_THREADS) and resume again"
+            f"cannot resume here: {'; '.join(changed.values())}. Rounds after the last checkpoint "
+            "are repeated, bit for bit or at a cost in privacy, and this could change their "
+            "rounding. Set it back (threads: OMP_NUM_THREADS) and resume again"
         )
 
 
@@ -518,19 +521,20 @@ class ReleasedRounds:
         path = folder / RELEASED
         if not path.exists():
             replace_file(path, b"", mode=0o600)
+        entries = _releases(path)
         self._bound: dict[int, list[bytes]] = {}
-        self._hash, self._entries = blake3(), 0
-        for index, bound in _releases(path):
-            self._took(index, bound)
+        for entry in entries:
+            self._bound.setdefault(_round_of(entry), []).append(entry)
+        self._hash = blake3(b"".join(entries))
         self._file = path.open("r+b", buffering=0)
         # Continue behind the last whole entry. A kill can leave a partial one; its release was
         # never made.
-        self._file.truncate(self._file.seek(self._entries * _ENTRY))
+        self._file.truncate(self._file.seek(len(entries) * _ENTRY))
 
     @classmethod
     def peek(cls, folder: Path) -> dict[int, int]:
         """Round → number of releases that may have been made, read from the file in ``folder``."""
-        return dict(Counter(index for index, _ in _releases(folder / RELEASED)))
+        return dict(Counter(map(_round_of, _releases(folder / RELEASED))))
 
     def note(self, index: int, bound: bytes) -> int:
         """Write down a release before its noise is drawn.
@@ -545,25 +549,25 @@ class ReleasedRounds:
         Raises:
             OSError: the entry could not be written whole (full disk), so nothing may be released.
         """
-        known = self._bound.get(index, [])
-        if bound not in known:
-            end = self._file.tell()
-            written = 0
+        entry, known = index.to_bytes(8, "little") + bound, self._bound.setdefault(index, [])
+        if entry not in known:
+            end, written = self._file.tell(), 0
             try:
-                written = self._file.write(_entry(index, bound))
+                written = self._file.write(entry)
             finally:
                 if written != _ENTRY:
                     self._file.truncate(end)
                     self._file.seek(end)
             if written != _ENTRY:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self._file.name)
-            self._took(index, bound)
-        return len(self._bound[index])
+            known.append(entry)
+            self._hash.update(entry)
+        return len(known)
 
     def mark(self) -> list[int | str]:
         """Flush the list to the disk; return its number of entries and their hash."""
         os.fsync(self._file.fileno())
-        return [self._entries, self._hash.hexdigest()]
+        return [sum(map(len, self._bound.values())), self._hash.hexdigest()]
 
     @classmethod
     def require(cls, folder: Path, mark: list[int | str]) -> None:
@@ -573,7 +577,7 @@ class ReleasedRounds:
             CheckpointError: entries from before the checkpoint are missing or changed.
         """
         entries, expected = mark
-        kept = [_entry(*one) for one in _releases(folder / RELEASED)][: int(entries)]
+        kept = _releases(folder / RELEASED)[: int(entries)]
         held, found = len(kept), blake3(b"".join(kept))
         if [held, found.hexdigest()] != [entries, expected]:
             raise CheckpointError(
@@ -582,11 +586,6 @@ class ReleasedRounds:
                 "released could be released again and not be counted. Restore the whole checkpoint "
                 "folder, or start a new run in another folder"
             )
-
-    def _took(self, index: int, bound: bytes) -> None:
-        self._bound.setdefault(index, []).append(bound)
-        self._hash.update(_entry(index, bound))
-        self._entries += 1
 
     def close(self) -> None:
         """Close the file."""
@@ -597,16 +596,14 @@ class ReleasedRounds:
 _ENTRY = 8 + 32
 
 
-def _entry(index: int, bound: bytes) -> bytes:
-    return index.to_bytes(8, "little") + bound
-
-
-def _releases(path: Path) -> Iterator[tuple[int, bytes]]:
+def _releases(path: Path) -> list[bytes]:
     """The whole entries of a list of releases."""
     content = path.read_bytes() if path.is_file() else b""
-    for start in range(0, len(content) - _ENTRY + 1, _ENTRY):
-        entry = content[start : start + _ENTRY]
-        yield int.from_bytes(entry[:8], "little"), entry[8:]
+    return [content[end - _ENTRY : end] for end in range(_ENTRY, len(content) + 1, _ENTRY)]
+
+
+def _round_of(entry: bytes) -> int:
+    return int.from_bytes(entry[:8], "little")
 
 
 def replace_file(path: Path, content: bytes, mode: int = 0o644) -> None:
@@ -615,19 +612,8 @@ def replace_file(path: Path, content: bytes, mode: int = 0o644) -> None:
     Raises:
         OSError: the file cannot be written; the old content is unchanged.
     """
-    temporary = path.with_name(f".{path.name}.part")
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
-    try:
-        descriptor = os.open(temporary, flags, mode)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        raise
+    with replaced(path, mode) as file:
+        file.write(content)
     sync_folder(path.parent)
 
 
@@ -677,14 +663,8 @@ class RunSecrets:
         Raises:
             OSError: the file cannot be written.
         """
-        values = {
-            "schema": KEYS_SCHEMA,
-            "sampling": self.secrets.sampling.hex(),
-            "noise": self.secrets.noise.hex(),
-            "identity": self.identity.hex(),
-            "seeded_sampling": self.secrets.seeded_sampling,
-            "seeded_noise": self.secrets.seeded_noise,
-        }
+        own = {"schema": KEYS_SCHEMA, **vars(self.secrets), "identity": self.identity}
+        values = {key: one.hex() if isinstance(one, bytes) else one for key, one in own.items()}
         replace_file(folder / KEYS, json.dumps(values).encode(), mode=0o600)
 
     @classmethod
@@ -699,13 +679,10 @@ class RunSecrets:
             values = json.loads(path.read_text(encoding="utf-8"))
             if values["schema"] != KEYS_SCHEMA:
                 raise ValueError(f"schema {values['schema']!r}, expected {KEYS_SCHEMA!r}")
-            own = Secrets(
-                bytes.fromhex(values["sampling"]),
-                bytes.fromhex(values["noise"]),
-                bool(values["seeded_sampling"]),
-                bool(values["seeded_noise"]),
-            )
-            return cls(own, bytes.fromhex(values["identity"]))
+            keys = (bytes.fromhex(values[name]) for name in ("sampling", "noise", "identity"))
+            sampling, noise, own = keys
+            flags = bool(values["seeded_sampling"]), bool(values["seeded_noise"])
+            return cls(Secrets(sampling, noise, *flags), own)
         except FileNotFoundError as error:
             raise CheckpointError(
                 f"cannot resume: {path} is gone, and with it the keys of the noise. Start a new "
@@ -1077,8 +1054,7 @@ class Checkpointer:
         if max(ReleasedRounds.peek(self.folder.checkpoint), default=-1) >= saved.round:
             require_same_environment(saved.values["environment"], self._fixed["environment"])
         context, before = saved.values["context"], saved.values["watched"]
-        changed = [name for name, now in self._fixed["watched"].items() if before[name] != now]
-        if changed:
+        if changed := _differing(before, self._fixed["watched"]):
             context = digest(self._fixed["watched"]).rpartition(":")[2]
             warnings.warn(
                 f"changed since the run began: {', '.join(changed)}. Rounds after the last "
@@ -1087,6 +1063,8 @@ class Checkpointer:
                 stacklevel=2,
             )
         self._fixed["context"] = context
+        for path in filter(_half_written, list(self.folder.checkpoint.iterdir())):
+            path.unlink()
         self._released = ReleasedRounds(self.folder.checkpoint)
         self._schedule(0.0)
 

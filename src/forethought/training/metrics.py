@@ -192,21 +192,18 @@ class HeldOutAnswers:
     """The right answers for held-out records, and a model's answers.
 
     Args:
-        targets: classes (N,), values (N,), or labels (N, K) of 0 and 1.
+        targets: values (N,), or 0.0 and 1.0 for each class or label (N, K).
         scores: probabilities (N, K); of a regression its values (N,).
-        chosen: classes (N,) or labels (N, K).
+        chosen: 0.0 and 1.0 for each class or label (N, K).
+        one: True for classes, of which every record has one, and one is chosen.
         costs: for each true class, the cost of a wrong answer; empty: not declared.
     """
 
     targets: NDArray[Any]
     scores: NDArray[np.float64]
-    chosen: NDArray[np.int64]
+    chosen: NDArray[np.float64]
+    one: bool = False
     costs: tuple[float, ...] = ()
-
-    @property
-    def there(self) -> NDArray[np.int64]:
-        """The classes that at least one record has."""
-        return np.flatnonzero(np.bincount(self.targets, minlength=self.scores.shape[1]))
 
 
 Measure = Callable[[HeldOutAnswers], Figure | None]
@@ -214,7 +211,7 @@ Measure = Callable[[HeldOutAnswers], Figure | None]
 
 def values_of(outputs: NDArray[np.float64], targets: NDArray[np.float64]) -> HeldOutAnswers:
     """Answers of a regression."""
-    return HeldOutAnswers(targets, outputs, np.empty(0, np.int64))
+    return HeldOutAnswers(targets, outputs, np.empty(0))
 
 
 def without_a_model(answers: HeldOutAnswers) -> HeldOutAnswers:
@@ -222,13 +219,12 @@ def without_a_model(answers: HeldOutAnswers) -> HeldOutAnswers:
     targets, scores = answers.targets, answers.scores
     if scores.ndim == 1:
         return values_of(np.full(len(targets), targets.mean()), targets)
-    if targets.ndim == 1:
-        shares = np.bincount(targets, minlength=scores.shape[1]) / len(targets)
-        most = np.full(len(targets), int((shares * (answers.costs or 1.0)).argmax()))
-        return HeldOutAnswers(targets, np.tile(shares, (len(targets), 1)), most, answers.costs)
     shares = targets.mean(axis=0)
-    usual = np.tile((shares > 0.5).astype(np.int64), (len(targets), 1))
-    return HeldOutAnswers(targets, np.tile(shares, (len(targets), 1)), usual)
+    usual = (shares > 0.5).astype(np.float64)
+    if answers.one:
+        usual = np.eye(len(shares))[(shares * (answers.costs or 1.0)).argmax()]
+    same = (np.tile(row, (len(targets), 1)) for row in (shares, usual))
+    return HeldOutAnswers(targets, *same, answers.one, answers.costs)
 
 
 def share(hits: int, count: int) -> Figure:
@@ -252,8 +248,8 @@ def _mean(values: NDArray[np.float64], least: float = -math.inf, most: float = m
 
 
 def _accuracy(a: HeldOutAnswers) -> Figure:
-    if a.targets.ndim == 1:
-        return share(int((a.chosen == a.targets).sum()), len(a.targets))
+    if a.one:
+        return _all_right(a)
     return _mean((a.chosen == a.targets).mean(axis=1), 0.0, 1.0)
 
 
@@ -285,19 +281,19 @@ def _area(targets: NDArray[Any], scores: NDArray[np.float64]) -> Figure:
     return Figure(area, least(area), 1 - least(1 - area))
 
 
-def _each(a: HeldOutAnswers) -> list[tuple[NDArray[Any], NDArray[np.float64]]]:
-    """Truth and scores of each class or label that some, but not all, records have."""
-    if a.targets.ndim == 1:
-        each = [(a.targets == kind, a.scores[:, kind]) for kind in a.there]
-    else:
-        each = list(zip(a.targets.T, a.scores.T, strict=True))
-    return [(y, p) for y, p in each if 0 < int(np.sum(y)) < len(y)]
+def _each(a: HeldOutAnswers, weight: Any = 1.0) -> list[tuple[NDArray[Any], NDArray[np.float64]]]:
+    """Truth and scores of each class or label that some, but not all, weighted records have."""
+    each, every = (
+        zip(a.targets.T, a.scores.T, strict=True),
+        np.sum(weight * np.ones(len(a.targets))),
+    )
+    return [(y, p) for y, p in each if 0 < np.sum(weight * y) < every]
 
 
 def _auc(a: HeldOutAnswers) -> Figure | None:
-    if a.targets.ndim == 1 and a.scores.shape[1] == 2 and len(a.there) == 2:
-        return _area(a.targets, a.scores[:, 1])
     found = [_area(y, p) for y, p in _each(a)]
+    if a.one and a.scores.shape[1] == 2:
+        found = found[1:]  # both are the same area
     if not found:
         return None
     # The deviation of a mean is at most the mean of the deviations.
@@ -308,9 +304,10 @@ def _auc(a: HeldOutAnswers) -> Figure | None:
 def _average_precision(a: HeldOutAnswers) -> Figure | None:
     from sklearn.metrics import average_precision_score
 
-    def value(some: HeldOutAnswers) -> float:
-        each = [float(average_precision_score(y, p)) for y, p in _each(some)]
-        return float(np.mean(each)) if each else math.nan
+    def value(some: HeldOutAnswers, weight: NDArray[np.float64]) -> float:
+        each = _each(some, weight)
+        found = [float(average_precision_score(y, p, sample_weight=weight)) for y, p in each]
+        return float(np.mean(found)) if found else math.nan
 
     return _resampled(a, value) if _each(a) else None
 
@@ -319,18 +316,11 @@ def _macro(score: Callable[[Any, Any, Any], Any]) -> Measure:
     """The mean over classes or labels of a score of the counts found, wrong and missed."""
 
     def measure(a: HeldOutAnswers) -> Figure:
-        there, kinds = a.there if a.targets.ndim == 1 else None, a.scores.shape[1]
+        there = a.targets.any(axis=0) if a.one else slice(None)
 
-        def value(some: HeldOutAnswers) -> float:
-            if there is not None:
-                hits = some.targets[some.chosen == some.targets]
-                found, given, true = (
-                    np.bincount(part, minlength=kinds)[there]
-                    for part in (hits, some.chosen, some.targets)
-                )
-            else:
-                found = (some.targets * some.chosen).sum(axis=0)
-                given, true = some.chosen.sum(axis=0), some.targets.sum(axis=0)
+        def value(some: HeldOutAnswers, weight: NDArray[np.float64]) -> float:
+            parts = some.targets * some.chosen, some.chosen, some.targets
+            found, given, true = ((weight @ part)[there] for part in parts)
             return float(np.mean(score(found, given - found, true - found)))
 
         return _resampled(a, value)
@@ -349,10 +339,9 @@ def _calibration(a: HeldOutAnswers) -> Figure:
     where γ is 0. The interval's lower end subtracts this, with each γ a deviation nearer to 0 than
     it was measured; its upper end subtracts nothing.
     """
-    if a.targets.ndim == 1:
-        sure, right = a.scores.max(axis=1), a.scores.argmax(axis=1) == a.targets
-    else:
-        sure, right = a.scores, a.targets
+    sure, right = a.scores, a.targets
+    if a.one:
+        sure, right = sure.max(axis=1), sure.argmax(axis=1) == right.argmax(axis=1)
     sure, right = (part.reshape(len(a.targets), -1) for part in (sure, right))
     bins = np.minimum((sure * _BINS).astype(int), _BINS - 1)
     # Shape (n, bins): the part of each record's answers in each bin's gap.
@@ -373,15 +362,14 @@ def _calibration(a: HeldOutAnswers) -> Figure:
 
 def _log_loss(a: HeldOutAnswers) -> Figure:
     likely = np.clip(a.scores, 1e-12, 1.0)
-    if a.targets.ndim == 1:
-        return _mean(-np.log(likely[np.arange(len(a.targets)), a.targets]), 0.0)
+    if a.one:
+        return _mean(-np.log(likely[a.targets == 1]), 0.0)
     other = np.clip(1 - a.scores, 1e-12, 1.0)
     return _mean(-(np.where(a.targets == 1, np.log(likely), np.log(other))).mean(axis=1), 0.0)
 
 
 def _brier(a: HeldOutAnswers) -> Figure:
-    wanted = a.targets if a.targets.ndim == 2 else np.eye(a.scores.shape[1])[a.targets]
-    return _mean(np.square(a.scores - wanted).mean(axis=1), 0.0)
+    return _mean(np.square(a.scores - a.targets).mean(axis=1), 0.0)
 
 
 def _cost(a: HeldOutAnswers) -> Figure | None:
@@ -390,12 +378,11 @@ def _cost(a: HeldOutAnswers) -> Figure | None:
     It is a sum over classes of a share times a cost. Its ends lie where those of the shares take
     it, their squares added (Zou and Donner 2008), so that a mistake that was not met counts too.
     """
-    if not a.costs or a.targets.ndim > 1:
+    if not a.costs:
         return None
-    costs, count = np.array(a.costs), len(a.targets)
-    mean = float(np.where(a.chosen == a.targets, 0.0, costs[a.targets]).mean())
-    wrong = np.bincount(a.targets[a.chosen != a.targets], minlength=len(costs))
-    shares = np.array([astuple(share(int(hits), count)) for hits in wrong])
+    costs, count, missed = np.array(a.costs), len(a.targets), a.targets > a.chosen
+    mean = float((missed @ costs).mean())
+    shares = np.array([astuple(share(int(hits), count)) for hits in missed.sum(axis=0)])
     below, above = (np.linalg.norm((shares[:, end] - shares[:, 0]) * costs) for end in (1, 2))
     return Figure(mean, max(0.0, mean - float(below)), mean + float(above))
 
@@ -435,22 +422,25 @@ def _median_error(a: HeldOutAnswers) -> Figure:
 _DRAWS = 200
 
 
-def _resampled(a: HeldOutAnswers, value: Callable[[HeldOutAnswers], float]) -> Figure:
+def _resampled(
+    a: HeldOutAnswers, value: Callable[[HeldOutAnswers, NDArray[np.float64]], float]
+) -> Figure:
     """A share with a normal interval, by the bootstrap's deviation and bias (Efron 1979).
 
     One record of each outcome is added before drawing, so that a sample without a mistake has an
     interval as well. Constant answers get none.
+
+    Args:
+        value: of answers, and the number of times that each record counts.
     """
-    own, generator = value(a), np.random.default_rng(0)
+    own, generator = value(a, np.ones(len(a.targets))), np.random.default_rng(0)
     if not math.isfinite(own) or not np.ptp(a.scores, axis=0).any():
         return Figure(own)
     more = _one_of_each(a)
-    drawn = []
-    for _ in range(_DRAWS):
-        rows = generator.integers(len(more.targets), size=len(more.targets))
-        some = more.targets[rows], more.scores[rows], more.chosen[rows]
-        drawn.append(value(HeldOutAnswers(*some)))
-    half, base = _Z * float(np.nanstd(drawn)), value(more)
+    count = len(more.targets)
+    rows = (generator.integers(count, size=count) for _ in range(_DRAWS))
+    drawn = [value(more, np.bincount(some, minlength=count).astype(np.float64)) for some in rows]
+    half, base = _Z * float(np.nanstd(drawn)), value(more, np.ones(count))
     bias = float(np.nanmean(drawn)) - base
     # Around the figure with the added records and without them, for they move it one way.
     low, high = min(own, base) - bias - half, max(own, base) - bias + half
@@ -462,15 +452,16 @@ def _one_of_each(a: HeldOutAnswers) -> HeldOutAnswers:
 
     Of several classes the two that fewest records have, as their figures are known least.
     """
-    kinds = a.scores.shape[1]
-    if a.targets.ndim == 2:
-        true, chosen = (np.tile(one, (kinds, 1)).T for one in ([0, 0, 1, 1], [0, 1, 0, 1]))
-        scores = chosen.astype(np.float64)
-    else:
-        rare = a.there[np.argsort(np.bincount(a.targets)[a.there], kind="stable")[:2]]
-        true, chosen = np.repeat(rare, 2), np.stack([rare, (rare + 1) % kinds], 1).ravel()
-        scores = np.eye(kinds)[chosen]
-    return HeldOutAnswers(np.r_[a.targets, true], np.r_[a.scores, scores], np.r_[a.chosen, chosen])
+    kinds, often = a.scores.shape[1], a.targets.sum(axis=0)
+    true, chosen = (np.tile(one, (kinds, 1)).T for one in ([0, 0, 1, 1], [0, 1, 0, 1]))
+    if a.one:
+        rare = np.argsort(np.where(often, often, math.inf), kind="stable")[
+            : min(2, (often > 0).sum())
+        ]
+        pairs = np.repeat(rare, 2), np.stack([rare, (rare + 1) % kinds], 1).ravel()
+        true, chosen = (np.eye(kinds)[some] for some in pairs)
+    both = (np.r_[a.targets, true], np.r_[a.scores, chosen], np.r_[a.chosen, chosen])
+    return HeldOutAnswers(*both, a.one)
 
 
 _OF_CLASSES: dict[str, Measure] = {
@@ -852,11 +843,11 @@ def measured(
         task, answers = "regression", values_of(values.reshape(-1), targets.astype(np.float64))
     elif targets.ndim == 2:
         task, likely = "multilabel", 1 / (1 + np.exp(-values))
-        chosen = (values > 0).astype(np.int64)
-        answers = HeldOutAnswers(targets.astype(np.int64), likely, chosen)
+        answers = HeldOutAnswers(targets.astype(np.float64), likely, (values > 0) * 1.0)
     else:
-        task, rule = "classification", decisions or Decisions()
-        answers = HeldOutAnswers(targets, rule.shares(values), rule.chosen(values), rule.costs)
+        task, rule, each = "classification", decisions or Decisions(), np.eye(values.shape[1])
+        both = rule.shares(values), each[rule.chosen(values)]
+        answers = HeldOutAnswers(each[targets], *both, True, rule.costs)
     nothing = without_a_model(answers)
     figures, baseline = {}, {}
     for name in (*chosen_measures(task, names), *(("mean cost",) if answers.costs else ())):
@@ -879,17 +870,14 @@ def _confusion(
     """Counts of each true and predicted class or label, and the recall of each."""
     if answers.scores.ndim == 1:
         return (), ()
-    if answers.targets.ndim == 2:
-        cells = (2 * answers.targets + answers.chosen).astype(np.int64).T
-        table = np.stack([np.bincount(label, minlength=4) for label in cells])
-        found, of_all = table[:, 3], table[:, 2] + table[:, 3]
-    else:
-        cells = count * answers.targets + answers.chosen
+    true, chosen = answers.targets, answers.chosen
+    if answers.one:
+        cells = count * true.argmax(axis=1) + chosen.argmax(axis=1)
         table = np.bincount(cells, minlength=count * count).reshape(count, count)
-        found, of_all = np.diagonal(table), table.sum(axis=1)
-    recall = tuple(
-        float(hits / total) if total else None for hits, total in zip(found, of_all, strict=True)
-    )
+    else:
+        table = np.stack([((2 * true + chosen) == kind).sum(axis=0) for kind in range(4)], 1)
+    every = zip((true * chosen).sum(axis=0), true.sum(axis=0), strict=True)
+    recall = tuple(float(hits / total) if total else None for hits, total in every)
     return tuple(tuple(int(number) for number in row) for row in table), recall
 
 

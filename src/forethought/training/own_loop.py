@@ -42,8 +42,8 @@ from forethought.rounds.contributions import (
     own_mean,
 )
 from forethought.rounds.private_sum import PrivateRounds, RoundError, present_team
-from forethought.rounds.randomness import Indices, Secrets, Seeds
-from forethought.rounds.records import Records, TensorRecords, blank, content
+from forethought.rounds.randomness import Secrets, Seeds
+from forethought.rounds.records import MappedRecords, Records, TensorRecords, blank, content
 from forethought.training.execution import Execution, ShortForms, all_there, alone, settled
 from forethought.training.folder import (
     OF_TORCH,
@@ -1132,7 +1132,7 @@ def _same(one: FunctionCall, other: FunctionCall) -> bool:
     )
 
 
-class ArrangedRecords:
+class ArrangedRecords(MappedRecords):
     """Records whose tensors are arranged as a model's arguments and a loss's targets.
 
     Args:
@@ -1144,15 +1144,11 @@ class ArrangedRecords:
     """
 
     def __init__(self, records: Records, inputs: Any, targets: tuple[int, ...]) -> None:
-        self._records, self._inputs, self._targets = records, inputs, targets
+        super().__init__(records)
+        self._inputs, self._targets = inputs, targets
 
-    def __len__(self) -> int:
-        return len(self._records)
-
-    def take(self, indices: Indices) -> tuple[Any, Any]:
-        if not len(indices):
-            return None, None
-        tensors = tree_leaves(self._records.take(indices))
+    def _mapped(self, *batch: Any) -> tuple[Any, Any]:
+        tensors = tree_leaves(batch)
 
         def at(place: Any) -> Any:
             return tensors[place.number] if isinstance(place, Position) else place
@@ -1161,9 +1157,6 @@ class ArrangedRecords:
         # A round needs a target: a loss that the model computes itself ignores it.
         targets = tuple(tensors[place] for place in self._targets or (-1,))
         return inputs, targets[0] if len(targets) == 1 else targets
-
-    def digest(self, key: bytes) -> str:
-        return self._records.digest(key)
 
     def settled(self) -> Records:
         """The original records if nothing was rearranged, since rounds have fast paths for them."""

@@ -36,9 +36,9 @@ from forethought.rounds.contributions import (
     undisturbed,
 )
 from forethought.rounds.preparation import InputConstants, Prepared, require_prepared
-from forethought.rounds.randomness import Indices
 from forethought.rounds.records import (
     DatasetRecords,
+    MappedRecords,
     Records,
     TensorRecords,
     as_records,
@@ -699,7 +699,7 @@ class WeightCentring:
             yield weight, self.layer.bias, *both
 
 
-class CentredRecords:
+class CentredRecords(MappedRecords):
     """Records whose inputs are centred when a batch is taken.
 
     Args:
@@ -708,22 +708,16 @@ class CentredRecords:
     """
 
     def __init__(self, records: Records, constants: InputConstants) -> None:
-        self._records, self._constants = records, constants
+        super().__init__(records)
         self._shift, self._scale = torch.tensor(constants.shift), torch.tensor(constants.scale)
 
-    def __len__(self) -> int:
-        return len(self._records)
-
-    def take(self, indices: Indices) -> tuple[Any, Any]:
-        inputs, targets = self._records.take(indices)
-        if inputs is None:
-            return None, None
+    def _mapped(self, inputs: Tensor, targets: Any) -> tuple[Any, Any]:
         both = (part.to(inputs.device, inputs.dtype) for part in (self._shift, self._scale))
         shift, scale = (part.view(inputs.shape[1:]) for part in both)
         return (inputs - shift).div_(scale), targets  # no second copy: features take much memory
 
     def digest(self, key: bytes) -> str:
-        return f"{self._records.digest(key)} centred"
+        return f"{super().digest(key)} centred"
 
 
 # The slack of a budget, which covers how far other versions and machines may compute another ε.

@@ -170,12 +170,47 @@ class Sampling(ABC):
         """The sampling in words."""
 
 
+# Facts that several kinds have in common. None is a kind of its own: a sampling that names one says
+# its facts with it.
+
+
+class EveryRound:
+    """Facts of a sampling in which every round is an epoch."""
+
+    rounds_per_epoch: ClassVar[int] = 1
+
+    def turn(self, place: int) -> float:
+        return 1.0
+
+
+class AnyExamples:
+    """Facts of a sampling that draws from any number of records."""
+
+    def known_examples(self) -> None:
+        return None
+
+    def pool(self, examples: int) -> float:
+        return examples
+
+
+class SureTurns:
+    """Facts of a sampling in which a record is in the batch of its turn, once."""
+
+    def hits(self, records: int) -> Binomial:
+        return Binomial(records, 1.0)
+
+    def most(self, records: int) -> int:
+        return records
+
+
 @dataclass(frozen=True)
-class Poisson(Sampling):
-    """Every record is in a round's batch with probability ``rate``, independently."""
+class IndependentDraws:
+    """Facts of a sampling in which a record is in the batch of its turn with probability ``rate``.
+
+    Records are drawn independently of each other.
+    """
 
     rate: float
-    kind: ClassVar[str] = "poisson"
     exchanges: ClassVar[bool] = False
     redealt: ClassVar[bool] = False
     usual_adjacency: ClassVar[Adjacency] = "add-or-remove"
@@ -185,52 +220,16 @@ class Poisson(Sampling):
     def __post_init__(self) -> None:
         settle(self, rate=real("rate", self.rate, above=0, most=1))
 
-    @classmethod
-    def sized(cls, batch: int, examples: int, parts: int | None = None) -> Poisson:
-        return cls(batch / examples)
-
-    def resized(self, size: float, examples: int) -> Poisson:
-        return Poisson(min(1.0, size / examples))
-
-    def known_examples(self) -> None:
-        return None
-
-    def pool(self, examples: int) -> float:
-        return examples
-
-    def expected_batch(self, examples: int) -> float:
-        return self.rate * examples
-
-    @property
-    def rounds_per_epoch(self) -> int:
-        return 1
-
-    def turn(self, place: int) -> float:
-        return 1.0
-
-    @property
-    def turns_apart(self) -> None:
-        return None
-
     def hits(self, records: int) -> Binomial:
         return Binomial(records, self.rate)
 
     def most(self, records: int) -> int:
         return records
 
-    def hides(self, rounds: int) -> bool:
-        return True
-
-    def words(self) -> str:
-        return f"Poisson, rate {self.rate:.4g}"
-
 
 @dataclass(frozen=True)
 class FixedBatches:
-    """Facts of a sampling whose batches have ``batch`` records, of ``examples`` in all.
-
-    No kind of its own: a sampling that names it says these facts with it.
-    """
+    """Facts of a sampling whose batches have ``batch`` records, of ``examples`` in all."""
 
     batch: int
     examples: int
@@ -254,7 +253,31 @@ class FixedBatches:
 
 
 @dataclass(frozen=True)
-class WithoutReplacement(FixedBatches, Sampling):
+class Poisson(EveryRound, AnyExamples, IndependentDraws, Sampling):
+    """Every record is in a round's batch with probability ``rate``, independently."""
+
+    kind: ClassVar[str] = "poisson"
+    turns_apart: ClassVar[None] = None
+
+    @classmethod
+    def sized(cls, batch: int, examples: int, parts: int | None = None) -> Poisson:
+        return cls(batch / examples)
+
+    def resized(self, size: float, examples: int) -> Poisson:
+        return Poisson(min(1.0, size / examples))
+
+    def expected_batch(self, examples: int) -> float:
+        return self.rate * examples
+
+    def hides(self, rounds: int) -> bool:
+        return True
+
+    def words(self) -> str:
+        return f"Poisson, rate {self.rate:.4g}"
+
+
+@dataclass(frozen=True)
+class WithoutReplacement(EveryRound, FixedBatches, Sampling):
     """Every round's batch is a fresh uniform subset of exactly ``batch`` of ``examples``."""
 
     kind: ClassVar[str] = "without-replacement"
@@ -263,6 +286,7 @@ class WithoutReplacement(FixedBatches, Sampling):
     usual_adjacency: ClassVar[Adjacency] = "replace-one"
     one_size: ClassVar[str | None] = None
     refused: ClassVar[Mapping[Adjacency, str]] = {}
+    turns_apart: ClassVar[None] = None
 
     @property
     def rate(self) -> float:
@@ -271,17 +295,6 @@ class WithoutReplacement(FixedBatches, Sampling):
 
     def expected_batch(self, examples: int) -> float:
         return self.rate * examples
-
-    @property
-    def rounds_per_epoch(self) -> int:
-        return 1
-
-    def turn(self, place: int) -> float:
-        return 1.0
-
-    @property
-    def turns_apart(self) -> None:
-        return None
 
     def hits(self, records: int) -> Hypergeometric:
         return Hypergeometric(records, self.batch, self.examples)
@@ -297,7 +310,7 @@ class WithoutReplacement(FixedBatches, Sampling):
 
 
 @dataclass(frozen=True)
-class Shuffled(FixedBatches, Sampling):
+class Shuffled(SureTurns, FixedBatches, Sampling):
     """Every epoch permutes the records and cuts them into batches of ``batch`` (last one short)."""
 
     kind: ClassVar[str] = "shuffled"
@@ -312,6 +325,7 @@ class Shuffled(FixedBatches, Sampling):
         "add-or-remove": "one more record shifts every later batch, and no bound is known. Use "
         "adjacency='zero-out' or 'replace-one', or Poisson sampling"
     }
+    turns_apart: ClassVar[None] = None
 
     def expected_batch(self, examples: int) -> float:
         return float(self.batch)
@@ -324,16 +338,6 @@ class Shuffled(FixedBatches, Sampling):
     def turn(self, place: int) -> float:
         return min(self.batch, self.examples - place * self.batch) / self.examples
 
-    @property
-    def turns_apart(self) -> None:
-        return None
-
-    def hits(self, records: int) -> Binomial:
-        return Binomial(records, 1.0)
-
-    def most(self, records: int) -> int:
-        return records
-
     def hides(self, rounds: int) -> bool:
         # In an unfinished epoch the record may not have been used yet.
         return rounds % self.rounds_per_epoch > 0
@@ -343,7 +347,7 @@ class Shuffled(FixedBatches, Sampling):
 
 
 @dataclass(frozen=True)
-class RandomAllocation(Sampling):
+class RandomAllocation(SureTurns, AnyExamples, Sampling):
     """Every epoch of ``rounds`` rounds puts each record into one of them, chosen uniformly.
 
     Records choose independently of each other (balls in bins), so that batches have random sizes.
@@ -359,6 +363,7 @@ class RandomAllocation(Sampling):
         "that changes would change how many rounds an epoch has. Use sampling='poisson'"
     )
     refused: ClassVar[Mapping[Adjacency, str]] = {}
+    turns_apart: ClassVar[None] = None
 
     def __post_init__(self) -> None:
         settle(self, rounds=whole("rounds", self.rounds, most=10**9))
@@ -369,12 +374,6 @@ class RandomAllocation(Sampling):
 
     def resized(self, size: float, examples: int) -> RandomAllocation:
         return RandomAllocation(max(1, round(examples / size)))
-
-    def known_examples(self) -> None:
-        return None
-
-    def pool(self, examples: int) -> float:
-        return examples
 
     @property
     def rate(self) -> float:
@@ -392,16 +391,6 @@ class RandomAllocation(Sampling):
     def turn(self, place: int) -> float:
         return self.rate
 
-    @property
-    def turns_apart(self) -> None:
-        return None
-
-    def hits(self, records: int) -> Binomial:
-        return Binomial(records, 1.0)
-
-    def most(self, records: int) -> int:
-        return records
-
     def hides(self, rounds: int) -> bool:
         return True
 
@@ -410,24 +399,18 @@ class RandomAllocation(Sampling):
 
 
 @dataclass(frozen=True)
-class CyclicPoisson(Sampling):
+class CyclicPoisson(IndependentDraws, Sampling):
     """The records are divided into ``parts`` parts, and round i draws from part i mod parts.
 
     Each record's part is uniform, independent and fixed. A round's batch holds every record of its
     part with probability ``rate``, independently; rate 1 takes the whole part.
     """
 
-    rate: float
     parts: int
     kind: ClassVar[str] = "cyclic-poisson"
-    exchanges: ClassVar[bool] = False
-    redealt: ClassVar[bool] = False
-    usual_adjacency: ClassVar[Adjacency] = "add-or-remove"
-    one_size: ClassVar[str | None] = None
-    refused: ClassVar[Mapping[Adjacency, str]] = {}
 
     def __post_init__(self) -> None:
-        settle(self, rate=real("rate", self.rate, above=0, most=1))
+        super().__post_init__()
         settle(self, parts=whole("parts", self.parts, most=10**9))
 
     @classmethod
@@ -465,12 +448,6 @@ class CyclicPoisson(Sampling):
     def turns_apart(self) -> int:
         return self.parts
 
-    def hits(self, records: int) -> Binomial:
-        return Binomial(records, self.rate)
-
-    def most(self, records: int) -> int:
-        return records
-
     def hides(self, rounds: int) -> bool:
         return self.rate < 1
 
@@ -479,7 +456,7 @@ class CyclicPoisson(Sampling):
 
 
 @dataclass(frozen=True)
-class FullBatch(Sampling):
+class FullBatch(SureTurns, EveryRound, AnyExamples, Sampling):
     """Every record is in every round's batch."""
 
     kind: ClassVar[str] = "full-batch"
@@ -491,6 +468,7 @@ class FullBatch(Sampling):
         "or use sampling='poisson'"
     )
     refused: ClassVar[Mapping[Adjacency, str]] = {}
+    turns_apart: ClassVar[int] = 1
 
     @classmethod
     def sized(cls, batch: int, examples: int, parts: int | None = None) -> FullBatch:
@@ -499,31 +477,8 @@ class FullBatch(Sampling):
     def resized(self, size: float, examples: int) -> FullBatch:
         return self
 
-    def known_examples(self) -> None:
-        return None
-
-    def pool(self, examples: int) -> float:
-        return examples
-
     def expected_batch(self, examples: int) -> float:
         return float(examples)
-
-    @property
-    def rounds_per_epoch(self) -> int:
-        return 1
-
-    def turn(self, place: int) -> float:
-        return 1.0
-
-    @property
-    def turns_apart(self) -> int:
-        return 1
-
-    def hits(self, records: int) -> Binomial:
-        return Binomial(records, 1.0)
-
-    def most(self, records: int) -> int:
-        return records
 
     def hides(self, rounds: int) -> bool:
         return False

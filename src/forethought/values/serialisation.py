@@ -192,11 +192,12 @@ def digest(values: Any) -> str:
 
 
 @contextmanager
-def replaced(path: Path) -> Iterator[BinaryIO]:
+def replaced(path: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
     """A context that writes a file atomically: after a crash the old file is still there."""
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_BINARY", 0)
     try:
-        with part.open("wb") as file:
+        with os.fdopen(os.open(part, flags, mode), "wb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
