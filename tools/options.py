@@ -144,8 +144,10 @@ def files() -> dict[Path, str]:
         SOURCE / "keywords.pyi": keywords(),
         SOURCE / "__init__.pyi": first_used("forethought"),
         SOURCE / "errors.pyi": first_used("forethought.errors"),
-        SOURCE / "accounting" / "__init__.pyi": first_used("forethought.accounting"),
-        SOURCE / "convex" / "__init__.pyi": first_used("forethought.convex"),
+        **{
+            SOURCE / room / "__init__.pyi": first_used(f"forethought.{room}")
+            for room in ("accounting", "convex", "data", "estimators", "statistics")
+        },
         PAGE: renewed(PAGE.read_text("utf-8"), OF_PAGE, page()),
     }
 

@@ -19,7 +19,7 @@ from forethought.rounds.contributions import Loss
 from forethought.rounds.private_sum import PrivateRounds
 from forethought.rounds.randomness import Indices, Secrets, Seeds
 from forethought.rounds.records import as_records
-from forethought.training.optimizers import Descent, make_optimizer
+from forethought.training.optimizers import make_optimizer
 from forethought.values.plan import step_sizes
 
 
@@ -93,7 +93,7 @@ def train(
         )
         return trained
     parameters = {name: p for name, p in trained.named_parameters() if p.requires_grad}
-    descent = Descent(parameters, make_optimizer(plan.optimizer, parameters.values()))
+    optimizer = make_optimizer(plan.optimizer, parameters.values())
     inputs, targets = data
     held = []
     parts = holders.parts(plan.examples)
@@ -108,8 +108,13 @@ def train(
             total = rounds.open(index)
             total.add(trained, own)
             received.append(total.release())
-        descent.step(received, step_size(index), divisor=plan.batch)
-    descent.clear()
+        mean = torch.stack([one.vector for one in received]).sum(0) / plan.batch
+        for name, part in received[0].layout.views(mean).items():
+            parameters[name].grad = part.to(parameters[name].dtype)
+        for group in optimizer.param_groups:
+            group["lr"] = step_size(index)
+        optimizer.step()
+    optimizer.zero_grad()
     for rounds, _ in held:
         rounds.transcript.require(plan.mechanism)
     return trained

@@ -94,14 +94,21 @@ def nudged(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Callable[[int]
 
 def settled(sizes: tuple[int, ...]) -> Blocks:
     model, x, y = chained()
-    seen: list[Blocks] = []
-
-    def compute(rows: object, real: int, used: Blocks) -> object:
-        seen.append(used)
-        return subject.gradients(rows, real, used)
-
     subject = Subject(model, cross_entropy, dict(model.named_parameters()))
-    return clipped.probed(Blocks(sizes), subject, (x, y), compute)
+    return clipped.probed(Blocks(sizes), subject, (x, y))
+
+
+def heard(subject: Subject, seen: list[Any]) -> Subject:
+    """The subject; what its gradients are computed from is added to ``seen``."""
+    plain = subject.gradients
+
+    def gradients(rows: Any, real: int, blocks: Blocks) -> Any:
+        found = plain(rows, real, blocks)
+        seen.append((rows, found))
+        return found
+
+    object.__setattr__(subject, "gradients", gradients)
+    return subject
 
 
 def test_what_a_first_pass_learns_changes_no_block(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,16 +118,11 @@ def test_what_a_first_pass_learns_changes_no_block(monkeypatch: pytest.MonkeyPat
         found.append(probed(*given, **named))
         return found[-1]
 
-    def telling(compute: Callable[..., Any], rows: Any, *given: Any) -> list[torch.Tensor]:
+    def telling(subject: Subject, rows: Any, *given: Any) -> list[torch.Tensor]:
         """As on a machine on which lanes end in other bits than a chain of layers."""
-        chained = []
-
-        def noted(*these: Any) -> Any:
-            computed = compute(*these)
-            chained.append(isinstance(computed, list))
-            return computed
-
-        numbers = watched(noted, rows, *given)
+        seen: list[Any] = []
+        numbers = watched(heard(replace(subject), seen), rows, *given)
+        chained = [isinstance(computed, list) for _, computed in seen]
         ways.update(chained)
         return [*numbers, torch.full((len(rows[1]),), int(chained[0]))]
 
@@ -170,16 +172,12 @@ def test_a_probe_leaves_weights_and_generators_as_they_were() -> None:
 
 def test_a_probe_holds_for_the_products_that_it_tried() -> None:
     model, x, y = chained()
-    seen: list[int] = []
-
-    def compute(rows: object, real: int, used: Blocks) -> object:
-        seen.append(real)
-        return subject.gradients(rows, real, used)
-
-    subject, counts = Subject(model, cross_entropy, dict(model.named_parameters())), []
+    seen: list[Any] = []
+    subject = heard(Subject(model, cross_entropy, dict(model.named_parameters())), seen)
+    counts = []
     for enabled in (True, False, True):
         with torch.backends.mkldnn.flags(enabled=enabled):
-            clipped.probed(Blocks((16, 32)), subject, (x, y), compute)
+            clipped.probed(Blocks((16, 32)), subject, (x, y))
         counts.append(len(seen))
     assert 0 < counts[0] < counts[1] == counts[2]
 
@@ -188,14 +186,10 @@ def test_what_the_data_say_does_not_reach_the_probe() -> None:
     tried = []
     for scale in (1.0, 1e30):
         model, x, y = chained()
-        made: list[torch.Tensor] = []
-        compute = lambda rows, real, used: made.append(rows[0]) or {}  # noqa: E731, B023
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            with contextlib.suppress(Exception):
-                subject = Subject(model, cross_entropy, {})
-                clipped.probed(planned(40, 6), subject, (x * scale, y), compute)
-        tried.append(torch.stack(made[:1]))
+        made: list[Any] = []
+        subject = heard(Subject(model, cross_entropy, dict(model.named_parameters())), made)
+        clipped.probed(planned(40, 6), subject, (x * scale, y))
+        tried.append(torch.stack([rows[0] for rows, _ in made[:1]]))
     assert torch.equal(*tried)
 
 

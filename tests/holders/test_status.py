@@ -77,7 +77,7 @@ def test_the_terminal_shows_the_same() -> None:
 
 def test_when_clients_were_heard_of() -> None:
     clock = [5.0]
-    heard = LastHeard(2, lambda: clock[0])
+    heard = LastHeard(2, (), lambda: clock[0])
     heard.note(1)
     clock[0] = 7.5
     assert heard.ago(0) is None and heard.ago(1) == 2.5

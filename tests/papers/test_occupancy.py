@@ -1,5 +1,6 @@
 import itertools
 from collections import Counter
+from fractions import Fraction
 from math import comb
 
 import numpy as np
@@ -94,6 +95,17 @@ def test_many_rounds_agree_with_a_transform():
     want = np.fft.irfft(np.fft.rfft(one) ** 4687)
     assert np.allclose(want[got.squares.astype(int)], got.weights, atol=1e-12)
     assert got.missing < 1e-18
+
+
+@pytest.mark.parametrize("marked", [2, 8])
+def test_the_mean_of_many_rounds_is_exact(marked):
+    ways = comb(60000, marked)
+    each = sum(
+        Fraction(k * k * comb(256, k) * comb(60000 - 256, marked - k), ways)
+        for k in range(marked + 1)
+    )
+    found = subsampled(60000, 256, 1, marked, 4687)
+    assert found.mean == pytest.approx(float(4687 * each), rel=3e-12)
 
 
 def test_repetition_is_convolution():

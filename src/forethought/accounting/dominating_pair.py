@@ -342,11 +342,21 @@ def hits_epsilon(pair: Pair, count: int, delta: float) -> float:
     for shift, _ in chosen:
         weight = min(1.0, math.fsum(w for c, w in pair.up if c >= shift)) * (1 - 1e-12)
         least = shift / 2 if pair.symmetric else 0.0
-        found.append(_hits_beyond(shift, weight - pair.doubt, count, delta, least))
+        found.append(hits_beyond(shift, weight - pair.doubt, count, delta, least))
     return min(max(found, default=0.0), sys.float_info.max)
 
 
-def _hits_beyond(shift: float, weight: float, count: int, delta: float, least: float) -> float:
+def hits_beyond(
+    shift: float, weight: float, count: int, delta: float, least: float = 0.0, places: int = 1
+) -> float:
+    """A lower bound on ε from the event of :func:`hits_epsilon`, for one shift.
+
+    Args:
+        weight: a lower bound on a round's probability of a hit.
+        least: t is above this.
+        places: number of draws of the noise of which one may be at least t, in a round with or
+            without a hit: Φ(-t) then counts so many times under Q.
+    """
     best = 0.0
     mean, spread = count * weight, math.sqrt(count * max(weight, 0.0))
     steps = (-12, -8, -5, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 8)
@@ -360,11 +370,11 @@ def _hits_beyond(shift: float, weight: float, count: int, delta: float, least: f
             continue
         choices = math.lgamma(count + 1) - math.lgamma(k + 1) - math.lgamma(count - k + 1)
         choices = min(choices * (1 + 1e-12) + 1e-9, k * math.log(count))
-        for x in (-8.0, -4.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0, 5.0, 8.0):
+        for x in (-8.0, -4.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0):
             t = shift - x
             p = many * math.exp(k * float(log_ndtr(x))) * (1 - 1e-9)
             if t > least and p > delta:
-                log_q = choices + k * log_tail(t)
+                log_q = choices + k * (math.log(places) + log_tail(t))
                 best = max(best, math.log(p - delta) - log_q - 1e-9 * (1 + abs(log_q)))
     return best
 

@@ -38,7 +38,6 @@ from operator import attrgetter
 from typing import NamedTuple, TypeVar
 
 import numpy as np
-from scipy.special import log_ndtr
 
 from forethought.accounting.discrete_ratio import DisclosedCount, DiscreteRatio, Epoch, varies
 from forethought.accounting.dominating_pair import (
@@ -48,10 +47,9 @@ from forethought.accounting.dominating_pair import (
     disclosed_epsilon,
     gaussian_delta_bounds,
     gaussian_epsilon_bounds,
+    hits_beyond,
     hits_epsilon,
     inverted,
-    log_tail,
-    total_variation,
 )
 from forethought.accounting.interval import Interval, at_most, warn_if_wide
 from forethought.accounting.line_integral import (
@@ -235,8 +233,6 @@ _LAWS_SHARE = 0.05
 _TYPICAL = 1e-6
 # With more kinds of rounds than this, no theorem is chosen for each kind.
 _MOST_CHOSEN = 64
-# Most multiplications for the lines of one direction.
-_WORK = 2e9
 
 
 def of_ratios(
@@ -251,16 +247,16 @@ def of_ratios(
     delta = asked.delta
     lower, upper = 0.0, asked.most
     if delta is not None:
-        lower = max((_hits_epsilon(epoch, n, delta) for epoch, n in epochs), default=0.0)
+        lower = max((_epoch_hits(epoch, n, delta) for epoch, n in epochs), default=0.0)
     if not all_integrable(counts):
         return Bounds(lower, upper)
     width = math.inf
     for fineness in _FINENESS:
         below, above = (with_ratios(counts, fineness, end) for end in (0, 1))
-        lower = max(lower, _composed(below, _LINES_SHARE * accuracy, asked).lower)
+        lower = max(lower, composed(below, _LINES_SHARE * accuracy, asked).lower)
         if lower >= beaten_by:
             break
-        upper = min(upper, _composed(above, _LINES_SHARE * accuracy, asked).upper)
+        upper = min(upper, composed(above, _LINES_SHARE * accuracy, asked).upper)
         if upper - lower <= accuracy * upper:
             break
         if delta is not None and upper < math.inf:
@@ -285,7 +281,7 @@ def of_ratios_below(counts: Mapping[Part, int], delta: float) -> float:
     """
     if not all_integrable(counts):
         return 0.0
-    return _composed(with_ratios(counts, 1.0, 0), 1e-3, Asked(delta)).lower
+    return composed(with_ratios(counts, 1.0, 0), 1e-3, Asked(delta)).lower
 
 
 def all_integrable(counts: Mapping[Part, int]) -> bool:
@@ -385,46 +381,24 @@ def _by_one_round(
     return best
 
 
-def _composed(counts: Mapping[Pair | DiscreteRatio, int], accuracy: float, asked: Asked) -> Bounds:
-    delta = asked.delta
+def composed(
+    counts: Mapping[Pair, int] | Mapping[Pair | DiscreteRatio, int], accuracy: float, asked: Asked
+) -> Bounds:
+    """Bounds on the requested quantity of composed rounds, as sharp as integrals are."""
     if alone(counts):
         return single_part(next(iter(counts)), asked)
-    most = math.fsum(n * varies(pair) for pair, n in counts.items()) * (1 + 1e-9)
-    if delta is not None and most <= delta:
+    # δ(0) is a total variation distance, which adds up over the rounds.
+    most = math.fsum(n * varies(part) for part, n in counts.items()) * (1 + 1e-12)
+    if asked.delta is not None and most <= asked.delta:
         return Bounds(0.0, 0.0)
-    searches: list[Search] = []
-    for swapped in (False,) if all(pair.two_sided for pair in counts) else (False, True):
-        total = Composition(counts, swapped=swapped)
-        total.work_left = _WORK
-        if searches and delta is not None and total.lesser(searches[0].lower, delta):
-            break
-        search = Search(total, *asked)
-        # The direction in which the record is present nearly always has the larger ε.
-        search.refine(accuracy, beaten_by=max((s.lower for s in searches), default=-1.0))
-        searches.append(search)
-    upper = max(search.upper for search in searches)
-    if delta is None:
-        upper = min(upper, most, 1.0)
-    return Bounds(max(search.lower for search in searches), upper)
+    upper = min(1.0, most) if asked.delta is None else math.inf
+    return searched(counts, accuracy, asked, upper) if all_integrable(counts) else Bounds(0, upper)
 
 
-def _hits_epsilon(epoch: Epoch, count: int, delta: float) -> float:
-    """A lower bound on ε from the event "in every epoch some round's noise is at least x".
-
-    Its probability in one epoch is at least used/rounds·Φ(distance - x) under P, and at most
-    used·Φ(-x) under Q.
-    """
-    best = 0.0
-    share = epoch.used / epoch.rounds
-    for slack in (-6.0, -4.0, -3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 4.0):
-        x = epoch.distance + slack
-        if x <= 0:
-            continue
-        p = math.exp(count * (math.log(share) + float(log_ndtr(-slack)))) * (1 - 1e-9)
-        log_q = count * min(0.0, math.log(epoch.used) + log_tail(x) + 1e-9)
-        if p > delta and log_q < 0:
-            best = max(best, math.log(p - delta) - log_q - 1e-9 * (1 + abs(log_q)))
-    return best
+def _epoch_hits(epoch: Epoch, count: int, delta: float) -> float:
+    """A lower bound on ε from the event "in at least k epochs some round's noise is at least t"."""
+    share = epoch.used / epoch.rounds * (1 - 1e-12)
+    return hits_beyond(epoch.distance, share, count, delta, places=epoch.used)
 
 
 _COARSE = 0.03
@@ -706,35 +680,30 @@ def _least(counts: Counts, accuracy: float, asked: Asked) -> Bounds:
 def of_pairs(counts: Mapping[Pair, int], accuracy: float, asked: Asked) -> Bounds:
     """Bounds on the requested quantity for the composed dominating pairs."""
     delta = asked.delta
-    lower, upper = 0.0, asked.most
     if not counts:
-        return Bounds(lower, upper)
-    regular = all(pair.integrable for pair in counts)
-    if alone(counts):
-        return single_part(next(iter(counts)), asked)
-    # δ(0) is a total variation distance, which adds up over the rounds.
-    varies = math.fsum(n * total_variation(p) for p, n in counts.items()) * (1 + 1e-12)
-    if delta is None:
-        upper = min(1.0, varies)
-    elif varies <= delta:
-        return Bounds(0.0, 0.0)
-    if regular:
-        lower, upper = searched(counts, accuracy, asked, upper)
+        return Bounds(0.0, asked.most)
+    lower, upper = composed(counts, accuracy, asked)
     if upper == math.inf or upper - lower > accuracy * upper:
         # Closed bounds, where the integrals are not accurate enough.
         lower = max(lower, *(floor_of(p, n, asked) for p, n in counts.items()))
         if delta is not None:
             upper = min(upper, disclosed_epsilon(counts, delta))
-            if regular and 0 < upper < 600:
+            if all_integrable(counts) and 0 < upper < 600:
                 some = dict(list(counts.items())[:_MOST_ATTACKED])
                 lower = max(lower, _by_one_round(some, delta, np.geomspace(0.02, 2, 100) * upper))
     return Bounds(lower, upper)
 
 
-def searched(counts: Mapping[Pair, int], accuracy: float, asked: Asked, upper: float) -> Bounds:
+def searched(
+    counts: Mapping[Pair, int] | Mapping[Pair | DiscreteRatio, int],
+    accuracy: float,
+    asked: Asked,
+    upper: float,
+) -> Bounds:
     """Bounds by line integrals; ``upper`` is an upper bound that is already known."""
     delta = asked.delta
-    rough = max(accuracy, _COARSE)
+    # A coarse line of laws costs nearly as much as a fine one.
+    rough = max(accuracy, _COARSE) if only_pairs(counts) else accuracy
     one_sided = not all(pair.two_sided for pair in counts)
     searches = [Search(Composition(counts), *asked)]
     searches[0].refine(accuracy)
@@ -765,9 +734,9 @@ def floor_of(pair: Pair, count: int, asked: Asked) -> float:
     return 0.0 if asked.delta is None else hits_epsilon(pair, count, asked.delta)
 
 
-def _largest_reverse_loss(pair: Pair) -> float:
+def _largest_reverse_loss(pair: Pair | DiscreteRatio) -> float:
     # The supremum of log Q/P is far left, where only P's idle component remains.
-    if pair.down or pair.symmetric or pair.idle < 1e-300:
+    if isinstance(pair, DiscreteRatio) or pair.down or pair.symmetric or pair.idle < 1e-300:
         return math.inf
     return -math.log(pair.idle) * (1 + 1e-9) + pair.doubt
 

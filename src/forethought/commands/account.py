@@ -11,12 +11,13 @@ import typer
 
 from forethought.commands import command
 from forethought.commands.command import argument, flag, option
+from forethought.values import signing
 from forethought.values.checks import without_none
+from forethought.values.plan import Plan
 
 if TYPE_CHECKING:
     from forethought.auditing.replay import Replay
     from forethought.auditing.verdict import Audit
-    from forethought.values.plan import Plan
 
 
 @command.app.command(
@@ -115,7 +116,6 @@ def keygen(
     path: Path = argument("File of the private key; .pub is put beside it."),
 ) -> None:
     """Make a key to sign statements with: forethought account RUN --sign FILE."""
-    from forethought.values import signing
 
     public, fingerprint = signing.generate(path)
     typer.echo(f"private key  {path} (keep it to yourself)")

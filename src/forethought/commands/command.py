@@ -11,16 +11,14 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 import typer
 from rich.console import Console
 from rich.text import Text
 
 from forethought.options import flags
-
-if TYPE_CHECKING:
-    from forethought.values.serialisation import Stored
+from forethought.values.serialisation import Stored
 
 JobFile = Annotated[Path | None, typer.Argument(help="Job file (TOML).")]
 Run = Annotated[Path, typer.Argument(help="Run folder of a finished training.")]

@@ -9,9 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from forethought.accounting.interval import at_least, at_most
+from forethought.accounting.interval import at_least, at_most, warn_if_hollow
 from forethought.commands import command
 from forethought.commands.command import argument, flag, option
+from forethought.values.mechanism import Budget
+from forethought.values.plan import Plan
+from forethought.values.serialisation import write_text
 
 if TYPE_CHECKING:
     from forethought.ledger.book import Book
@@ -92,11 +95,9 @@ def open_account(
     ),
     key: Key = None,
 ) -> None:
-    from forethought.accounting.interval import warn_if_hollow
     from forethought.ledger.book import Account
     from forethought.ledger.paid_run import user
     from forethought.ledger.store import create, rule_of
-    from forethought.values.mechanism import Budget
 
     chosen: dict[str, Any] = {"adjacency": adjacency, "unit": unit}
     account = Account(data, Budget(epsilon, delta), until=until, **chosen)
@@ -134,7 +135,6 @@ def reserve(
 ) -> None:
     """Reserve plans by hand, for what this program does not run itself."""
     from forethought.ledger.book import Charge, unit_of
-    from forethought.values.plan import Plan
 
     first, *others = plans = [*map(Plan.load, plan)]
     mechanism = sum((other.mechanism for other in others), first.mechanism)
@@ -211,7 +211,6 @@ def export(
     """For an auditor: the year of a data set as one page, or the whole book as JSON."""
     from forethought.ledger.chain import export as as_json
     from forethought.ledger.page import account_page
-    from forethought.values.serialisation import write_text
 
     command.refuse(
         out.suffix not in (".html", ".json"),

@@ -9,6 +9,8 @@ from typing import Any
 
 from forethought.commands import command
 from forethought.commands.command import argument, flag, option
+from forethought.values.plan import Plan
+from forethought.values.serialisation import plain
 
 
 @command.app.command(epilog="Example: forethought init patients.csv --label died")
@@ -91,7 +93,6 @@ def plan(
     from forethought.jobs.train import propose
     from forethought.report import terminal
     from forethought.report.figures import draw_plan
-    from forethought.values.plan import Plan
 
     limits = {"epsilon": max_epsilon, "rounds": max_rounds, "gradients": max_gradients}
     numbers = {name: flags.pop(name) for name in ("examples", "parameters", "persons")}
@@ -310,7 +311,6 @@ def papers(
     """The five papers: what each claims, where it is wrong, its tables beside ours."""
     from forethought.papers import published
     from forethought.report.terminal import show_paper, show_paper_table, show_papers
-    from forethought.values.serialisation import plain
 
     command.refuse(
         table is not None and name is None, "--table goes with a paper: forethought papers 000"

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import combinations
+from itertools import combinations, product
 from typing import Any, Protocol, Self
 
 import numpy as np
@@ -72,6 +72,8 @@ def _widened(features: Floats, more: int) -> tuple[Floats, int]:
 class _Functions:
     """Features that are added to a table's encoded ones, as a model card stores them."""
 
+    numbers: tuple[int, ...]
+
     def to_dict(self) -> dict[str, Any]:
         """The fields; :meth:`from_dict` reads them back."""
         return entries(self)
@@ -87,6 +89,18 @@ class _Functions:
         if hasattr(cls, "ranges"):
             given["ranges"] = tuple((low, high) for low, high in given.get("ranges", ()))
         return build(cls, given)
+
+    def _names(self, titles: tuple[str, ...], pieces: int) -> tuple[str, ...]:
+        """Names of the hats of all numbers."""
+        return tuple(
+            f"{titles[place]} near {knot / pieces:.0%} of its range"
+            for place in self.numbers
+            for knot in range(pieces + 1)
+        )
+
+    def _gathered(self, graph: OnnxNodes, features: str) -> str:
+        """The numbers in ONNX, (rows, numbers)."""
+        return graph.add("Gather", features, graph.constant(list(self.numbers), np.int64), axis=1)
 
 
 @dataclass(frozen=True)
@@ -158,11 +172,7 @@ class Basis(_Functions):
 
     def titles(self, titles: tuple[str, ...]) -> tuple[str, ...]:
         """Names of the added features, from the names of the encoded ones."""
-        hats = (
-            f"{titles[place]} near {knot / (self.hats - 1):.0%} of its range"
-            for place in self.numbers
-            for knot in range(self.hats)
-        )
+        hats = self._names(titles, self.hats - 1) if self.hats else ()
         return (*hats, *(f"wave {number}" for number in range(1, self.waves + 1)))
 
     @cached_property
@@ -218,9 +228,7 @@ class Basis(_Functions):
 
     def to_onnx(self, graph: OnnxNodes, features: str) -> str:
         """The name of all features in ONNX, from that of the encoded ones, (rows, encoded)."""
-        places = graph.constant(list(self.numbers), np.int64)
-        numbers = graph.add("Gather", features, places, axis=1)
-        parts = [features]
+        numbers, parts = self._gathered(graph, features), [features]
         if self.ranges:
             middle, half = (graph.constant(part, np.float32) for part in self._ends)
             numbers = graph.add("Div", graph.add("Sub", numbers, middle), half)
@@ -322,19 +330,13 @@ class Curves(_Functions):
     def titles(self, titles: tuple[str, ...]) -> tuple[str, ...]:
         """Names of the added features, from the names of the encoded ones."""
         names = [titles[place] for place in self.numbers]
-        found = [
-            f"{name} near {knot / self.pieces:.0%} of its range"
-            for name in names
-            for knot in range(self.pieces + 1)
-        ]
-        for one, two in self.couples:
-            found += [
-                f"{names[one]} near {i / PAIR_PIECES:.0%} and {names[two]} near "
-                f"{j / PAIR_PIECES:.0%} of their ranges"
-                for i in range(PAIR_PIECES + 1)
-                for j in range(PAIR_PIECES + 1)
-            ]
-        return tuple(found)
+        pairs = (
+            f"{names[one]} near {i / PAIR_PIECES:.0%} and {names[two]} near "
+            f"{j / PAIR_PIECES:.0%} of their ranges"
+            for one, two in self.couples
+            for i, j in product(range(PAIR_PIECES + 1), repeat=2)
+        )
+        return (*self._names(titles, self.pieces), *pairs)
 
     def of(self, features: Floats) -> Floats:
         """All features, float32 (rows, encoded + more), the encoded ones first.
@@ -357,27 +359,18 @@ class Curves(_Functions):
             at += step
         return found
 
-    def to_onnx(self, graph: Any, features: str) -> str:
-        """The name of all features in ONNX, from that of the encoded ones, (rows, encoded).
-
-        Args:
-            graph: an :class:`OnnxNodes`.
-        """
+    def to_onnx(self, graph: OnnxNodes, features: str) -> str:
+        """The name of all features in ONNX, from that of the encoded ones, (rows, encoded)."""
         if not self.numbers:
             return features
 
-        def bent(pieces: int) -> Any:
-            """Hats of the numbers, (rows, numbers, pieces + 1)."""
-            places = graph.constant(list(self.numbers), np.int64)
-            numbers = graph.add("Gather", features, places, axis=1)
-            return hats_in_onnx(graph, numbers, pieces)
-
-        def sized(value: Any, size: float) -> Any:
+        def sized(value: str, size: float) -> str:
             return graph.add("Flatten", graph.add("Mul", value, graph.constant(size, np.float32)))
 
-        parts = [features, sized(bent(self.pieces), SIZE)]
+        numbers = self._gathered(graph, features)
+        parts = [features, sized(hats_in_onnx(graph, numbers, self.pieces), SIZE)]
         if self.couples:
-            coarse = bent(PAIR_PIECES)
+            coarse = hats_in_onnx(graph, numbers, PAIR_PIECES)
             sides = [
                 graph.add(
                     "Unsqueeze",
@@ -387,5 +380,4 @@ class Curves(_Functions):
                 for side, axis in zip(zip(*self.couples, strict=True), (3, 2), strict=True)
             ]
             parts.append(sized(graph.add("Mul", *sides), self.pair_size))
-        found: str = graph.add("Concat", *parts, axis=1)
-        return found
+        return graph.add("Concat", *parts, axis=1)

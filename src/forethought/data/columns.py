@@ -6,7 +6,7 @@ import math
 import re
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date, timedelta
 from itertools import product
@@ -62,10 +62,9 @@ class Seen:
     days: dict[str, int] = field(default_factory=dict)
     ends: tuple[date, date] = (date.max, date.min)
     length: int = 0
-    looked: int = 0
-    same: int = 0
-    kept: list[pl.Series] = field(default_factory=list)
-    sample: list[NDArray[np.float64]] = field(default_factory=list)
+    #: Hashes of the first entries, and the first numbers, of all pieces together.
+    kept: pl.Series = field(default_factory=lambda: pl.Series(dtype=pl.UInt64))
+    sample: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
     rising: bool = True
     last: float = -math.inf
 
@@ -89,11 +88,7 @@ class Seen:
                 word = self.shown.setdefault(one, word)
                 self.words[word] = self.words.get(word, 0) + count
             self.many = len(self.words) > 20 * MOST_WORDS
-        if self.looked < LOOKED:
-            hashes = present.head(LOOKED - self.looked).hash()
-            self.looked += len(hashes)
-            self.same += int((hashes == hashes.shift(1)).sum())
-            self.kept.append(hashes)
+        self.kept.append(present.head(LOOKED - len(self.kept)).hash())
         numbers = _pointed(present, decimal).drop_nulls()
         numbers = numbers.filter(numbers.is_finite())
         self.numbers += len(numbers)
@@ -106,8 +101,7 @@ class Seen:
             values = numbers.to_numpy()
             self.rising &= bool((np.diff(values, prepend=self.last) > 0).all())
             self.last = float(values[-1])
-            if sum(map(len, self.sample)) < LOOKED:
-                self.sample.append(values[:LOOKED])
+            self.sample = np.append(self.sample, values[: LOOKED - len(self.sample)])
         for form in _FORMS:
             days = _days(present, form).drop_nulls()
             if len(days):
@@ -133,7 +127,7 @@ class Seen:
     @property
     def repeats(self) -> float:
         """The mean number of rows with the same value, among the first rows; 1: all differ."""
-        return self.looked / max(1, pl.concat(self.kept).n_unique()) if self.kept else 1.0
+        return len(self.kept) / self.kept.n_unique() if len(self.kept) else 1.0
 
     @property
     def in_runs(self) -> bool:
@@ -141,17 +135,15 @@ class Seen:
 
         In a random order, two neighbours are equal as often as two rows drawn at random: Σ p².
         """
-        if not self.kept:
-            return False
-        shares = pl.concat(self.kept).value_counts()["count"].to_numpy() / self.looked
-        drawn = float(np.square(shares).sum())
-        return self.same > _IN_RUNS * self.looked and self.same > 5 * drawn * self.looked
+        looked, same = len(self.kept), int((self.kept == self.kept.shift(1)).sum())
+        shares = self.kept.value_counts()["count"].to_numpy() / max(1, looked)
+        return same > _IN_RUNS * looked and same > 5 * float(np.square(shares).sum()) * looked
 
     @property
     def step(self) -> int:
         """The greatest common divisor of the whole numbers among the first rows; else 1."""
-        whole = self.whole and self.sample
-        return int(np.gcd.reduce(np.concatenate(self.sample).astype(np.int64))) if whole else 1
+        whole = self.whole and len(self.sample)
+        return int(np.gcd.reduce(self.sample.astype(np.int64))) if whole else 1
 
     @property
     def running(self) -> bool:
@@ -162,17 +154,16 @@ class Seen:
         """
         if not self.whole or not self.mostly(self.numbers):
             return False
-        close = 10 * (self.high - self.low) <= self.looked**2
+        close = 10 * (self.high - self.low) <= len(self.kept) ** 2
         return self.present > 5 and (self.rising or (self.repeats == 1 and close))
 
     @property
     def skewed(self) -> bool:
         """True if most numbers are small and a few many times larger, as with amounts."""
-        if not self.sample or self.low < 0:
+        if not len(self.sample) or self.low < 0:
             return False
-        values = np.concatenate(self.sample)
-        middle, high = np.quantile(values - self.low, [0.5, 0.99])
-        return bool(high > 0 and high > _SKEWED * middle and len(np.unique(values)) > MOST_WORDS)
+        middle, high = np.quantile(self.sample - self.low, [0.5, 0.99])
+        return bool(high > max(0, _SKEWED * middle) and len(np.unique(self.sample)) > MOST_WORDS)
 
     def mostly(self, count: int) -> bool:
         """True if ``count`` entries are nearly all that are not missing."""
@@ -480,7 +471,7 @@ class Number(Column):
     @classmethod
     def declared(cls, value: Any, options: dict[str, Any], common: Common, decimal: str) -> Self:
         low, high = value
-        log = _flag(options.pop("log", False))
+        log = _typed(options.pop("log", False), bool)
         return cls(**common, low=_real(low), high=_real(high), decimal=decimal, log=log)
 
     @classmethod
@@ -667,8 +658,8 @@ class Category(Column):
 
     @classmethod
     def declared(cls, value: Any, options: dict[str, Any], common: Common, decimal: str) -> Self:
-        words = tuple(_word(word) for word in value)
-        other, lenient = (_flag(options.pop(name, False)) for name in ("other", "lenient"))
+        words = tuple(str(_typed(word, str, int, float)).strip() for word in value)
+        other, lenient = (_typed(options.pop(n, False), bool) for n in ("other", "lenient"))
         return cls(**common, words=words, other=other, lenient=lenient)
 
     @classmethod
@@ -965,22 +956,14 @@ def _require_policy(policy: str, allowed: Sequence[str] = POLICIES) -> None:
         raise UndeclaredError(f"missing = {policy!r}: the choice is {', '.join(allowed)}")
 
 
-def _real(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError(value)
-    return float(value)
-
-
-def _word(value: Any) -> str:
-    if isinstance(value, bool) or not isinstance(value, str | int | float):
-        raise TypeError(value)
-    return str(value).strip()
-
-
-def _flag(value: Any) -> bool:
-    if not isinstance(value, bool):
+def _typed(value: Any, *kinds: type) -> Any:
+    if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
         raise TypeError(value)
     return value
+
+
+def _real(value: Any) -> float:
+    return float(_typed(value, int, float))
 
 
 def _day(value: Any) -> date:
@@ -1191,13 +1174,17 @@ class Encoder(Stored):
         return own if self.basis is None else (*own, *self.basis.titles(own))
 
     @property
+    def spans(self) -> Iterator[tuple[str, Column, slice]]:
+        """Name and kind of each column, and the places of its features."""
+        at = 0
+        for name, kind in self.columns:
+            first, at = at, at + len(kind.titles(name))
+            yield name, kind, slice(first, at)
+
+    @property
     def numbers(self) -> tuple[int, ...]:
         """Indices of the features that are positions in a declared range."""
-        found, at = [], 0
-        for name, kind in self.columns:
-            found += [at] if kind.ranged else []
-            at += len(kind.titles(name))
-        return tuple(found)
+        return tuple(span.start for _, kind, span in self.spans if kind.ranged)
 
     @property
     def bound(self) -> float:
@@ -1256,12 +1243,9 @@ class Encoder(Stored):
         noted = Outside() if outside is None else outside
         count = sum(len(kind.titles(name)) for name, kind in self.columns)
         features = np.empty((len(frame), count), np.float32)
-        at = 0
-        for name, kind in self.columns:
-            width = len(kind.titles(name))
-            if width:
-                features[:, at : at + width] = kind.encode(where, name, frame[name], first, noted)
-                at += width
+        for name, kind, span in self.spans:
+            if kind.titles(name):
+                features[:, span] = kind.encode(where, name, frame[name], first, noted)
         return features if self.basis is None else self.basis.of(features)
 
     def targets(self, frame: pl.DataFrame, where: str, outside: Outside) -> Floats:

@@ -515,10 +515,23 @@ def of_persons(
     if len(rows.inputs) != len(rows):
         raise DataError(f"{len(rows.inputs)} rows of inputs and {len(rows)} of targets")
     owners = np.array(named("of_persons", pl.Series("persons", one_by_one(names))))
-    mask = kept(row_contents(rows.inputs, rows.targets), owners.tolist(), records_per_person)
     classes = int(values.max()) + 1 if labels and len(values) else None
-    whose: dict[str, Any] = {"persons": owners[mask], "records_per_person": records_per_person}
-    return Dataset("arrays", rows.at(mask), None, classes, **whose)
+    return limited(Dataset("arrays", rows, None, classes), owners, records_per_person)
+
+
+def limited(whole: Dataset, persons: NDArray[np.str_], most: int) -> Dataset:
+    """A data set of persons: at most ``most`` rows of each are kept.
+
+    Args:
+        persons: the person of each training record, (N,).
+
+    Raises:
+        DataError: as of :func:`kept`.
+    """
+    rows = whole.train
+    mask = kept(row_contents(rows.inputs, rows.targets), persons.tolist(), most)
+    held: dict[str, Any] = {"persons": persons[mask], "records_per_person": most, "sites": None}
+    return replace(whole, train=rows.at(mask), **held)
 
 
 def kept(contents: Iterable[bytes], persons: Sequence[str], most: int) -> NDArray[np.bool_]:

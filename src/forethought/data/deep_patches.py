@@ -26,17 +26,11 @@ from forethought.data import patches
 from forethought.data.patches import (
     FINE,
     GRID,
-    LARGEST,
     MOST,
-    STEP,
     STILL,
     Filters,
     Place,
-    bundled,
-    parts_of,
     pooled_at,
-    respond,
-    truncated,
     windows,
 )
 
@@ -66,8 +60,8 @@ class DeepFilterConstants:
 
 @lru_cache(maxsize=2)
 def constants(channels: int) -> DeepFilterConstants:
-    """The bundled constants for grey (1) or colour (3) images."""
-    arrays = bundled(f"deep_patches_{channels}")
+    """The patches.bundled constants for grey (1) or colour (3) images."""
+    arrays = patches.bundled(f"deep_patches_{channels}")
     return DeepFilterConstants(
         _filters(arrays, "half_filters"),
         _filters(arrays, "second_filters"),
@@ -187,7 +181,7 @@ def combined(
         whole = (smooth @ mixed).div_(_SMOOTHED**2).round_().flatten(1)
         norm = (whole * whole).sum(1, keepdim=True).sqrt_().clamp_min_(1.0)
         scaled.append((whole * (weights[name] / length) / norm).view(block.shape))
-    found = truncated(torch.cat(scaled, -1))
+    found = patches.truncated(torch.cat(scaled, -1))
     return found.transpose(1, 2).reshape(-1, found.shape[-1], GRID, GRID)
 
 
@@ -249,7 +243,7 @@ def cell_maps(fine: torch.Tensor, cells: Components) -> torch.Tensor:
         fine: whole numbers, (N, 2, 81, channels); this memory is overwritten.
     """
     counts = standardise_(fine.flatten(0, 1))
-    found = cells.of(counts, STEP).clamp_(-LARGEST, LARGEST)
+    found = cells.of(counts, patches.STEP).clamp_(-patches.LARGEST, patches.LARGEST)
     return found.view(len(fine), 2, FINE, FINE, -1)
 
 
@@ -264,8 +258,8 @@ def cell_patches(maps: torch.Tensor) -> torch.Tensor:
     square = (maps * maps).sum(-1, keepdim=True, dtype=torch.float64)
     four = sum(square[:, down, across] for down in ends for across in ends)
     assert isinstance(four, torch.Tensor)
-    mean = four / found.shape[-1] + _CONTRAST * STEP**2
-    found.mul_((STEP / mean.sqrt()).float())
+    mean = four / found.shape[-1] + _CONTRAST * patches.STEP**2
+    found.mul_((patches.STEP / mean.sqrt()).float())
     return found.round_().clamp_(-127, 127)
 
 
@@ -278,11 +272,11 @@ def second_pooled(maps: torch.Tensor, filters: Filters) -> torch.Tensor:
     side = FINE + 1 - CELLS
     found = cell_patches(maps.flatten(0, 1)).flatten(0, 2)
     both = torch.empty(2, len(found), len(filters.filters))
-    respond(found, filters, both)
+    patches.respond(found, filters, both)
     down = windows(side, GRID) @ both.view(4 * len(maps), side, -1)
     pools = (windows(side, GRID) * 0.5) @ down.view(-1, GRID, side, both.shape[-1])
     # The map of the mirror image has the orientation of the mirror image already.
-    return parts_of(pools.view(2, len(maps), 2, *pools.shape[1:]).sum(2).transpose(0, 1))
+    return patches.parts_of(pools.view(2, len(maps), 2, *pools.shape[1:]).sum(2).transpose(0, 1))
 
 
 STANDARD = 16  # standardised numbers are in units of 1/16, at most ±127
@@ -337,6 +331,6 @@ def shifted_patch_features(images: torch.Tensor, *, chunk: int = 64) -> torch.Te
 
 @lru_cache(maxsize=2)
 def evened_components(channels: int) -> dict[str, Components]:
-    """The bundled components for grey (1) or colour (3) images, by block."""
-    arrays = bundled(f"shifted_patches_{channels}")
+    """The patches.bundled components for grey (1) or colour (3) images, by block."""
+    arrays = patches.bundled(f"shifted_patches_{channels}")
     return {name: _components(arrays, name) for name in BLOCKS}

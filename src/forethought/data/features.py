@@ -23,19 +23,16 @@ from forethought.data.handwriting import deskewed, handwriting_features
 from forethought.data.patches import GRID, LEAST, MOST, patch_features
 from forethought.data.scattering import (
     ANGLES,
+    GROUP,
     POWER,
     RIDGE,
     SCALES,
     SEED,
-    channels,
-    decorrelated,
-    group_normalised,
-    scatter,
+    scattering_features,
     shape_of,
 )
 from forethought.values.caveats import Caveat
 
-GROUP = 3  # channels that are normalised together: 27 groups for each plane of the image
 PRIVATE, _KEY, _KEY_BYTES = "private", "key", 32
 
 Shape = tuple[int, ...]
@@ -77,14 +74,6 @@ class Extractor:
         )
 
 
-def _scattered(images: torch.Tensor) -> torch.Tensor:
-    coefficients = scatter(images, scales=SCALES, angles=ANGLES)
-    C, H, W = images.shape[1:]
-    groups = channels(SCALES, ANGLES) // GROUP
-    normalised = group_normalised(coefficients, C * groups)
-    return decorrelated(normalised, H, W, scales=SCALES, angles=ANGLES, groups=groups)
-
-
 def _grey(shape: Shape) -> bool:
     return patches.suits(shape) and shape[1] == 1
 
@@ -115,7 +104,7 @@ EXTRACTORS = {
             "by constants computed on synthetic strokes",
             lambda shape: len(shape) == 4 and min(shape[2:]) > 2**SCALES,
             shape_of,
-            _scattered,
+            lambda images: scattering_features(images),
             # The value on synthetic strokes: decorrelated channels have a deviation near 1.
             lambda shape: 0.75 * math.sqrt(math.prod(shape[1:])),
             halved=False,
@@ -316,7 +305,7 @@ def cached(images: NDArray[np.float32], name: str = "scattering") -> NDArray[np.
 
 def _halved(features: NDArray[np.float32]) -> NDArray[np.uint16]:
     """Numbers whose lower halves are zero as bfloat16, which NumPy lacks: their upper halves."""
-    halves: NDArray[Any] = torch.from_numpy(features).bfloat16().view(torch.int16).numpy()
+    halves: NDArray[np.int16] = torch.from_numpy(features).bfloat16().view(torch.int16).numpy()
     return halves.view(np.uint16)
 
 

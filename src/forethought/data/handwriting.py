@@ -26,9 +26,8 @@ from torch.nn import functional
 from forethought.data import scattering
 from forethought.data.files import cache_folder, keep_array, kept_array
 from forethought.data.patches import of_norm_one
-from forethought.data.scattering import ANGLES, SCALES, group_normalised, scatter, shape_of
+from forethought.data.scattering import GROUPS, group_normalised, scatter, shape_of
 
-GROUPS = 27  # groups of three channels, as in scattering
 DIRECTIONS, SPARE = 256, 40  # eigenvectors of Σ; further ones in the iteration, for convergence
 PASSES = 4
 RIDGE, POWER = 0.3, 0.25
@@ -115,8 +114,7 @@ def computed_for(height: int, width: int) -> tuple[torch.Tensor, torch.Tensor, t
 
 
 def _scattered(images: torch.Tensor) -> torch.Tensor:
-    coefficients = scatter(deskewed(images), scales=SCALES, angles=ANGLES)
-    return group_normalised(coefficients, GROUPS)
+    return group_normalised(scatter(deskewed(images)), GROUPS)
 
 
 # Deskewing: handwriting set upright and in the middle, each image separately.

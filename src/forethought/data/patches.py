@@ -149,7 +149,8 @@ def pooled_roots(
         float64 whole numbers, in units of 2^−12, (N, 1024, 4, 4).
     """
     known = Filters(filters, exponents)
-    pools = torch.stack([pooled_at(one, known).view(GRID, GRID, -1) for one in images[:, None]])
+    each = [pooled_at(one, known, STILL) for one in images[:, None]]
+    pools = torch.cat(each).view(-1, GRID, GRID, 2 * len(filters))
     down, across = (windows(side - PATCH + 1) for side in images.shape[2:])
     norm = 2.0 * _UNIT * float(down.sum() * across.sum()) / GRID**2
     return ((pools.double() / norm).sqrt_() * _ROOTS).round_().permute(0, 3, 1, 2)
@@ -187,10 +188,7 @@ def _pieces(filters: Filters, channels: int) -> tuple[tuple[Filters, ...], ...]:
 
 
 def pooled_at(
-    image: torch.Tensor,
-    filters: Filters,
-    places: Sequence[Place] = STILL,
-    fine: torch.Tensor | None = None,
+    image: torch.Tensor, filters: Filters, places: Sequence[Place], fine: torch.Tensor | None = None
 ) -> torch.Tensor:
     """Pooled responses of one image, (1, channels, H, W), with its windows at several places.
 

@@ -29,6 +29,7 @@ _REPEATS = (-2, -1, 0, 1, 2)  # periods of the padded grid that are summed into 
 
 Grid = tuple[int, int]
 SCALES, ANGLES = 2, 8  # the defaults, used for features of data sets
+GROUP, GROUPS = 3, 27  # channels that are normalised together, and groups of each plane
 
 
 def channels(scales: int = SCALES, angles: int = ANGLES) -> int:
@@ -282,19 +283,17 @@ def decorrelation(
     return mean.float(), matrix.float()
 
 
-def decorrelated(
-    features: torch.Tensor, height: int, width: int, *, scales: int, angles: int, groups: int
-) -> torch.Tensor:
-    """Group-normalised scattering features, centred and decorrelated by the constants above.
+def scattering_features(images: torch.Tensor) -> torch.Tensor:
+    """Scattering of images, group-normalised, centred and decorrelated by the constants above.
 
     Args:
-        features: float32, (N, C · channels, h, w), of images of ``height`` × ``width`` pixels that
-            were normalised in ``groups`` groups for each plane.
+        images: float32, (N, C, H, W).
 
     Returns:
-        float32 of the same shape; all planes of an image are treated alike.
+        float32, of :func:`shape_of`; all planes of an image are treated alike.
     """
-    mean, matrix = decorrelation(height, width, scales, angles, groups)
+    features = group_normalised(scatter(images), images.shape[1] * GROUPS)
+    mean, matrix = decorrelation(*images.shape[2:], SCALES, ANGLES, GROUPS)
     planes = features.reshape(-1, *mean.shape)
     out = torch.empty_like(planes)
     for start in range(0, len(planes), 1024):  # bounds memory

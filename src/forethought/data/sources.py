@@ -224,29 +224,30 @@ BOUNDS = {
 }
 
 
-def load_digits(name: str, folder: Path | None, holdout: float | None) -> Dataset:
-    """1,797 handwritten digits of 8 × 8 pixels, (N, 1, 8, 8) in [0, 1] (Alpaydin, Kaynak 1998)."""
-    from sklearn.datasets import load_digits as fetch
+def load_bundled(name: str, holdout: float | None) -> Dataset:
+    """A set of scikit-learn's.
 
-    images, labels = fetch(return_X_y=True)
-    inputs = (images / 16).astype(np.float32).reshape(-1, 1, 8, 8)
-    train, test = split_off(Split(inputs, labels.astype(np.int64)), holdout)
-    note = "pixels divided by 16, their largest value"
-    norm = usual_norm_of_pixels(inputs.shape)
-    return Dataset(name, train, test, 10, (note,), feature_norm=norm)
+    ``"digits"``: 1,797 handwritten digits of 8 × 8 pixels, (N, 1, 8, 8) in [0, 1] (Alpaydin, Kaynak
+    1998). ``"breast-cancer"``: 569 tumours by 30 measurements in [−1, 1]; class 1 is benign (Street
+    et al. 1993).
+    """
+    from sklearn import datasets
 
-
-def load_breast_cancer(name: str, folder: Path | None, holdout: float | None) -> Dataset:
-    """569 tumours by 30 measurements in [−1, 1]; class 1 is benign (Street et al. 1993)."""
-    from sklearn.datasets import load_breast_cancer as fetch
-
-    features, labels = fetch(return_X_y=True)
-    bounds = np.array(list(BOUNDS.values())).T.ravel()
-    inputs = (2 * np.clip(features / bounds, 0, 1) - 1).astype(np.float32)
-    train, test = split_off(Split(inputs, labels.astype(np.int64)), holdout)
-    note = "measurements scaled from [0, bound] to [−1, 1] by fixed public bounds, and clipped"
-    norm = math.sqrt(inputs.shape[1] / 3)
-    return Dataset(name, train, test, 2, (note,), feature_norm=norm)
+    if name == "digits":
+        given, labels = datasets.load_digits(return_X_y=True)
+        inputs, note = (
+            (given / 16).reshape(-1, 1, 8, 8),
+            "pixels divided by 16, their largest value",
+        )
+        norm = usual_norm_of_pixels(inputs.shape)
+    else:
+        given, labels = datasets.load_breast_cancer(return_X_y=True)
+        inputs = 2 * np.clip(given / np.array(list(BOUNDS.values())).T.ravel(), 0, 1) - 1
+        note = "measurements scaled from [0, bound] to [−1, 1] by fixed public bounds, and clipped"
+        norm = math.sqrt(inputs.shape[1] / 3)
+    whole = Split(inputs.astype(np.float32), labels.astype(np.int64))
+    train, test = split_off(whole, holdout)
+    return Dataset(name, train, test, int(labels.max()) + 1, (note,), feature_norm=norm)
 
 
 # The sparse text format of svmlight and LIBSVM: ``label index:value index:value …``.
@@ -491,10 +492,7 @@ def _inexact(folder: Path) -> tuple[str, ...]:
 
 
 # Sets without a test part of their own, sets with one, and formats of a user's own files.
-_BUNDLED: dict[str, Callable[[str, Path | None, float | None], Dataset]] = {
-    "digits": load_digits,
-    "breast-cancer": load_breast_cancer,
-}
+_BUNDLED = ("digits", "breast-cancer")
 _ORIGINAL: dict[str, Callable[[str, Path | None], Dataset]] = {
     "mnist": load_idx,
     "fashion-mnist": load_idx,
@@ -631,7 +629,7 @@ def load(
             table: Any = kind  # one of three words
             dataset = load_table(source, file, table, schema, aside, declared, test_path, holdout)
     elif source in _BUNDLED:
-        dataset = _BUNDLED[source](source, where, holdout)
+        dataset = load_bundled(source, holdout)
     else:
         dataset = _ORIGINAL[source](source, where)
     if not isinstance(features, str) or features == "pixels":

@@ -35,10 +35,9 @@ from forethought.data.dataset import (
     Split,
     cannot_split,
     is_number,
-    kept,
     label_column,
+    limited,
     places,
-    row_contents,
     share_held_out,
     split_hashes,
     told_apart,
@@ -434,32 +433,27 @@ def load_table(
         encoder = replace(encoder, classes=labels.names)
     owner = aside.person or aside.site
     owners = None if owner is None else np.array(named(path, rows.aside[owner]))[~rows.held]
+    caveats, notes, norm = declared.caveats, ["numbers as they are in the file, not rescaled"], None
     if schema is None:
         assert labels is not None
         words = any(isinstance(kind, Category) for _, kind in encoder.columns)
-        caveats = (*declared.caveats, *labels.caveats, COLUMN_KINDS)
+        caveats += (*labels.caveats, COLUMN_KINDS)
         caveats += (Caveat("categories-from-data"),) if words else ()
-        notes = ("numbers as they are in the file, not rescaled",)
-        return Dataset(name, train, held, classes, notes, caveats, owners, encoder)
-    remedy = (
-        "correct [data.columns] where it is wrong, from what you know and not from these counts"
-    )
-    outside.tell(path, len(train) + len(held), remedy)
-    # A declaration written by init read the data, and so did the classes in it.
-    caveats = (MEASURED,) if schema.measured else (*declared.caveats, COLUMNS)
-    remarks = ["numbers scaled from their declared ranges to [-1, 1]"]
-    if schema.missing_label == "drop":
-        remarks.append("records without a label left out")
-    norm = encoder.usual_norm
+    else:
+        remedy = (
+            "correct [data.columns] where it is wrong, from what you know and not from these counts"
+        )
+        outside.tell(path, len(train) + len(held), remedy)
+        # A declaration written by init read the data, and so did the classes in it.
+        caveats = (MEASURED,) if schema.measured else (*caveats, COLUMNS)
+        notes, norm = ["numbers scaled from their declared ranges to [-1, 1]"], encoder.usual_norm
+        notes += ["records without a label left out"] if schema.missing_label == "drop" else []
     loaded = Dataset(
-        name, train, held, classes, tuple(remarks), caveats, owners, encoder, feature_norm=norm
+        name, train, held, classes, tuple(notes), caveats, owners, encoder, feature_norm=norm
     )
-    if aside.person is None or owners is None:
+    if schema is None or aside.person is None or owners is None:
         return loaded
-    most = schema.records_per_person
-    mask = kept(row_contents(train.inputs, train.targets), owners.tolist(), most)
-    whose: dict[str, Any] = {"persons": owners[mask], "records_per_person": most}
-    return replace(loaded, train=train.at(mask), sites=None, **whose)
+    return limited(loaded, owners, schema.records_per_person)
 
 
 class _Rows(NamedTuple):
@@ -527,12 +521,10 @@ class _Reader:
 
     def require_sizes(self, path: Path, rows: _Rows) -> None:
         """Refuse undeclared numbers too large to leave unscaled; warn of missing-value codes."""
-        at = 0
-        for name, kind in self.encoder.columns:
+        for name, kind, span in self.encoder.spans:
             if isinstance(kind, PlainNumber):
-                numbers = np.concatenate([rows.stay[:, at], rows.out[:, at]])
+                numbers = np.concatenate([rows.stay[:, span], rows.out[:, span]])
                 require_small(path, name, numbers)
-            at += len(kind.titles(name))
 
     def targets(
         self, path: Path, rows: pl.DataFrame, labels: Labels | None, outside: Outside

@@ -6,22 +6,12 @@ descent (:mod:`forethought.convex`). docs/estimators.md lists the conventions of
 hold and those that privacy changes.
 """
 
-from __future__ import annotations
+from forethought.names import on_first_use
 
-from forethought.estimators.estimator import RangeScaler, SelectionNotCoveredWarning
-from forethought.estimators.linear import (
-    PrivateLinearRegression,
-    PrivateLogisticRegression,
-    PrivateSVC,
-)
-from forethought.estimators.networks import PrivateClassifier, PrivateRegressor
-
-__all__ = [
-    "PrivateClassifier",
-    "PrivateLinearRegression",
-    "PrivateLogisticRegression",
-    "PrivateRegressor",
-    "PrivateSVC",
-    "RangeScaler",
-    "SelectionNotCoveredWarning",
-]
+# Module → its public names.
+_HELD = {
+    "estimator": "RangeScaler SelectionNotCoveredWarning",
+    "linear": "PrivateLinearRegression PrivateLogisticRegression PrivateSVC",
+    "networks": "PrivateClassifier PrivateRegressor",
+}
+__all__, __getattr__, __dir__ = on_first_use(globals(), _HELD)

@@ -17,7 +17,7 @@ from forethought.exchange.messages import Vector
 from forethought.exchange.storage import LedgerState
 from forethought.gossip import events as on
 from forethought.gossip.compression import Link
-from forethought.gossip.events import ANSWER, LAST, Hello, Known, Message, PeerMessage, Weights
+from forethought.gossip.events import ANSWER, LAST, Hello, Known, Message, Weights
 from forethought.gossip.gossip import Gossip
 from forethought.gossip.worker import UNIT, Effects, Machine, moved
 
@@ -82,12 +82,7 @@ class AsynchronousWorker(Machine):
         """The number of a neighbour's updates that this worker knows of."""
         return self._known.get(worker, 0)
 
-    def handle(self, event: on.Event) -> Effects:
-        """The effects of an event; an event of another rule gives an Alarm."""
-        if isinstance(event, PeerMessage):
-            return self._received(event.sender, event.message)
-        if self.finished is not None:
-            return []
+    def _handled(self, event: on.Event) -> Effects:
         if isinstance(event, on.Mix):
             return self._mix(event.step)
         if isinstance(event, on.GradientDone):
@@ -102,12 +97,6 @@ class AsynchronousWorker(Machine):
             return self._changed()
         if isinstance(event, on.Started):
             return self._started(bool(event.returning))
-        if isinstance(event, on.Heard):
-            self._hear(event.peer, event.updates)
-            return []
-        if isinstance(event, on.Stop):
-            self._ends(0)
-            return self._end("stopped")
         return [on.Alarm("event", f"{type(event).__name__} is for another rule")]
 
     # ---- start and return
@@ -288,8 +277,6 @@ class AsynchronousWorker(Machine):
         return effects
 
     def _received(self, sender: int, message: Message) -> Effects:
-        if sender == self.me or not self.gossip.mixing.graph.joins(self.me, sender):
-            return [on.Alarm("stranger", f"a message from worker {sender}, which is no neighbour")]
         if self.finished is not None:
             return self._last_words(sender, message)
         if isinstance(message, Hello):

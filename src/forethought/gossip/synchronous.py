@@ -22,7 +22,7 @@ from forethought.exchange.events import Send
 from forethought.exchange.messages import Vector
 from forethought.exchange.storage import LedgerState
 from forethought.gossip import events as on
-from forethought.gossip.events import Hello, Known, PeerMessage, Weights
+from forethought.gossip.events import Hello, Known, Weights
 from forethought.gossip.gossip import Gossip, GossipError
 from forethought.gossip.worker import Effects, Machine
 
@@ -77,12 +77,7 @@ class SynchronousWorker(Machine):
         self._got: dict[int, dict[int, Vector]] = {}
         self._stepped = False
 
-    def handle(self, event: on.Event) -> Effects:
-        """The effects of an event; those for other rules have none."""
-        if isinstance(event, PeerMessage):
-            return self._received(event.sender, event.message)
-        if self.finished is not None:
-            return []
+    def _handled(self, event: on.Event) -> Effects:
         if isinstance(event, on.GradientDone):
             effects = self.own.release(event, self.step, self._told, _WHOLE)
             self._stepped = self.own.updates > self.step // self.gossip.exchanges
@@ -93,11 +88,6 @@ class SynchronousWorker(Machine):
             return self._ask()
         if isinstance(event, on.PeerBack):
             return self._ask(event.peer)
-        if isinstance(event, on.Heard):
-            self._hear(event.peer, event.updates)
-            return []
-        if isinstance(event, on.Stop):
-            return self._end("stopped")
         return []
 
     # ---- start and return
@@ -208,8 +198,6 @@ class SynchronousWorker(Machine):
             del kept[oldest]
 
     def _received(self, sender: int, message: object) -> Effects:
-        if not self.gossip.mixing.graph.joins(self.me, sender):
-            return [on.Alarm("stranger", f"a message from worker {sender}, which is no neighbour")]
         if isinstance(message, Hello):
             return self._answer(sender, message)
         if self.finished is not None:
@@ -269,10 +257,7 @@ class AllReduceWorker(Machine):
         _require_new(gossip, ledger, "whether all have the last mean is in no ledger")
         super().__init__(gossip, me, weights, ledger)
 
-    def handle(self, event: on.Event) -> Effects:
-        """The effects of an event."""
-        if self.finished is not None:
-            return []
+    def _handled(self, event: on.Event) -> Effects:
         if isinstance(event, on.Started):
             return self.own.begin()
         if isinstance(event, on.GradientDone):
@@ -285,8 +270,9 @@ class AllReduceWorker(Machine):
             if self.own.updates >= self.gossip.rounds:
                 return self._end("rounds")
             return self.own.begin()
-        if isinstance(event, on.Stop):
-            return self._end("stopped")
+        return []
+
+    def _received(self, sender: int, message: object) -> Effects:
         return []
 
 

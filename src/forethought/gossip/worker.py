@@ -268,9 +268,30 @@ class Machine(ABC):
         self._known: dict[int, int] = {}
         self._matrices: dict[int, tuple[tuple[int, ...], dict[int, float]]] = {}
 
-    @abstractmethod
     def handle(self, event: on.Event) -> Effects:
-        """The effects of an event: each rule's own."""
+        """Handle one event; returns the effects in the order in which to execute them."""
+        if isinstance(event, on.PeerMessage):
+            sender = event.sender
+            if not self.gossip.mixing.graph.joins(self.me, sender):
+                text = f"a message from worker {sender}, which is no neighbour"
+                return [Alarm("stranger", text)]
+            return self._received(sender, event.message)
+        if self.finished is not None:
+            return []
+        if isinstance(event, on.Heard):
+            self._hear(event.peer, event.updates)
+            return []
+        if isinstance(event, on.Stop):
+            return self._end("stopped")
+        return self._handled(event)
+
+    @abstractmethod
+    def _handled(self, event: on.Event) -> Effects:
+        """Handle an event of a worker that has not finished."""
+
+    @abstractmethod
+    def _received(self, sender: int, message: on.Message) -> Effects:
+        """Handle a neighbour's message, also after the end."""
 
     @property
     def updates(self) -> int:

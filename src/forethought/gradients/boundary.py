@@ -25,6 +25,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ContextDecorator, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -735,16 +736,27 @@ def _restore(value: Any, kept: Any) -> Any:
     return value
 
 
-@dataclass(frozen=True)
 class _ModuleKept:
     """One module's snapshot: its attributes, its three tables, and contents that can change."""
 
-    name: str
-    module: nn.Module
-    attributes: dict[str, Any]
-    tables: tuple[dict[str, Any], ...]
-    hooks: list[tuple[Any, Any]]
-    contents: list[tuple[str, Any, Any]]
+    def __init__(self, name: str, module: nn.Module) -> None:
+        self.name, self.module = name, module
+        self.attributes = attributes = module.__dict__.copy()
+        self.tables = [attributes[table].copy() for table in _TABLES]
+        self.contents = [
+            (key, value, copied(value))
+            for key, value in attributes.items()
+            if key not in STANDARD and isinstance(value, _CHANGEABLE)
+        ]
+        buffers = self.tables[1].items()
+        self.contents += [
+            (k, buffer, copied(buffer)) for k, buffer in buffers if buffer is not None
+        ]
+        self.hooks = [
+            (attributes[key], attributes[key].copy())
+            for key in _HOOKS
+            if hasattr(attributes.get(key), "clear")
+        ]
 
     def differing(self) -> list[str]:
         """Names of attributes that were replaced, added or removed."""
@@ -771,25 +783,6 @@ class _ModuleKept:
         return [one for one in self.contents if not alike(one[1], one[2])]
 
 
-def _snapshot(name: str, module: nn.Module) -> _ModuleKept:
-    attributes = module.__dict__.copy()
-    tables = tuple([attributes[table].copy() for table in _TABLES])
-    contents = [
-        (key, value, copied(value))
-        for key, value in attributes.items()
-        if key not in STANDARD and isinstance(value, _CHANGEABLE)
-    ]
-    contents += [
-        (k, buffer, copied(buffer)) for k, buffer in tables[1].items() if buffer is not None
-    ]
-    hooks = [
-        (attributes[key], attributes[key].copy())
-        for key in _HOOKS
-        if hasattr(attributes.get(key), "clear")
-    ]
-    return _ModuleKept(name, module, attributes, tables, hooks, contents)
-
-
 class ModuleState:
     """A snapshot of everything that modules hold: attributes, buffers, submodules, parameters.
 
@@ -801,7 +794,7 @@ class ModuleState:
     """
 
     def __init__(self, modules: Iterable[tuple[str, nn.Module]]) -> None:
-        self._kept = [_snapshot(name, module) for name, module in modules]
+        self._kept = [_ModuleKept(name, module) for name, module in modules]
         self._parameters = [
             (f"{kept.name}.{key}" if kept.name else key, parameter, parameter._version)
             for kept in self._kept
@@ -1242,46 +1235,27 @@ def _of_a_library(value: Any) -> bool:
 Noted = tuple[Undo | None, Iterable[Any]]
 
 
-def _dict(value: dict[Any, Any]) -> Noted:
-    kind = OrderedDict if isinstance(value, OrderedDict) else dict
-    kept = dict(value.items()) if kind is dict else OrderedDict(kind.items(value))
-    made = getattr(value, "default_factory", None)
+_CONTAINERS: tuple[Any, ...] = (OrderedDict, dict, deque, list, set)
+
+
+def _container(value: Any) -> Noted:
+    # By the methods of the built-in class: a class derived from it may have others.
+    kind = next(one for one in _CONTAINERS if isinstance(value, one))
+    keyed = issubclass(kind, dict)
+
+    def content() -> list[Any]:
+        return [*chain.from_iterable(kind.items(value))] if keyed else [*kind.__iter__(value)]
+
+    kept = content()
 
     def undo() -> None:
-        if not _alike(kind.items(value), kept.items()):
+        now = content()
+        if len(now) != len(kept) or any(map(operator.is_not, now, kept)):
             kind.clear(value)
-            kind.update(value, kept)
+            fill = kind.extend if hasattr(kind, "extend") else kind.update
+            fill(value, zip(kept[::2], kept[1::2], strict=True) if keyed else kept)
 
-    return undo, (made, *kept.keys(), *kept.values())
-
-
-def _list(value: Any) -> Noted:
-    kind: Any = deque if isinstance(value, deque) else list
-    kept = list(kind.__iter__(value))
-
-    def undo() -> None:
-        if len(value) != len(kept) or any(map(operator.is_not, kind.__iter__(value), kept)):
-            kind.clear(value)
-            kind.extend(value, kept)
-
-    return undo, kept
-
-
-def _set(value: set[Any]) -> Noted:
-    kept = set.copy(value)
-
-    def undo() -> None:
-        set.clear(value)
-        set.update(value, kept)
-
-    return undo, list(kept)
-
-
-def _alike(items: Any, kept: Any) -> bool:
-    return len(items) == len(kept) and all(
-        one is other and value is before
-        for (one, value), (other, before) in zip(items, kept, strict=True)
-    )
+    return undo, (getattr(value, "default_factory", None), *kept)
 
 
 def _row(value: Any) -> Noted:
@@ -1340,9 +1314,7 @@ def _holds(*names: str) -> Callable[[Any], Noted]:
 _UNDERSTOOD: dict[Any, Callable[[Any], Noted]] = {
     _FIXED: lambda value: (None, ()),
     tuple | frozenset: lambda value: (None, value),
-    dict: _dict,
-    list | deque: _list,
-    set: _set,
+    dict | list | deque | set: _container,
     types.MethodType: _holds("__self__", "__func__"),
     types.BuiltinMethodType | types.MethodWrapperType: _holds("__self__"),
     functools.partial: _holds("func", "args", "keywords"),

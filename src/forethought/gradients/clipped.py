@@ -318,7 +318,6 @@ _ = rules  # the import registers the functions that the lanes intercept
 
 
 Computed = list[SingleUseLinear] | dict[str, Term]
-Compute = Callable[[Any, int, batches.Blocks], Computed]
 
 
 @dataclass(frozen=True)
@@ -367,9 +366,7 @@ class Subject:
 
     def tried(self, data: Any, blocks: batches.Blocks | None) -> batches.Blocks:
         """Blocks in which every example has the same bits at every place; untested for None."""
-        if blocks is None:
-            return batches.MULTIPLES
-        return probed(blocks, self, data, self.gradients)
+        return batches.MULTIPLES if blocks is None else probed(blocks, self, data)
 
 
 @dataclass(frozen=True)
@@ -412,12 +409,11 @@ COMPARED: ContextVar[int] = ContextVar("COMPARED", default=256)
 _MADE_UP = (("normal", "uniform", 2), ("uniform", "uniform", 1), ("zero", "zero", 1))
 
 
-def probed(blocks: batches.Blocks, subject: Subject, data: Any, compute: Compute) -> batches.Blocks:
+def probed(blocks: batches.Blocks, subject: Subject, data: Any) -> batches.Blocks:
     """The blocks, or others if an example's place in these blocks changes its bits.
 
     Args:
         data: inputs and targets from which blocks are cut; only their shapes and types matter.
-        compute: ``(rows, real, blocks)`` → gradients.
 
     Warns:
         SlowGradientsWarning: the examples run one at a time.
@@ -434,15 +430,13 @@ def probed(blocks: batches.Blocks, subject: Subject, data: Any, compute: Compute
     )
     found: batches.Blocks | None = known.found(subject.loss, (known.unshared, known.without, facts))
     if found is None:
-        found = _settled(blocks, subject.model, data, subject.each, compute)
+        found = _settled(blocks, subject, data)
         known.note(subject.loss, (known.unshared, known.without, facts), found)
     return found
 
 
 @boundary.turns
-def _settled(
-    blocks: batches.Blocks, model: nn.Module, data: Any, copies: int, compute: Compute
-) -> batches.Blocks:
+def _settled(blocks: batches.Blocks, subject: Subject, data: Any) -> batches.Blocks:
     if blocks.sizes == (1,):
         return blocks
     why = (
@@ -451,10 +445,10 @@ def _settled(
         "environment has MKL_CBWR=AUTO when torch computes its first product (set by importing "
         "forethought before)"
     )
-    with _unnoticed(model):
+    with _unnoticed(subject.model):
         for tried in (blocks, *blocks.others()):
             try:
-                if tried.sizes == (1,) or _alike(tried, model, data, copies, compute):
+                if tried.sizes == (1,) or _alike(tried, subject, data):
                     break
             except _AloneError:
                 return batches.Blocks(blocks.sizes, alone=True)
@@ -464,7 +458,7 @@ def _settled(
                 break
     if tried.sizes == (1,):
         warnings.warn(
-            f"{type(model).__name__} goes one example at a time: {why}",
+            f"{type(subject.model).__name__} goes one example at a time: {why}",
             SlowGradientsWarning,
             stacklevel=6,
         )
@@ -503,10 +497,9 @@ def trial_size(blocks: batches.Blocks) -> int:
     return 0 if blocks.sizes == (1,) else most + _turns(most) * (2 * most + sum(blocks.sizes))
 
 
-def _alike(
-    blocks: batches.Blocks, model: nn.Module, data: Any, copies: int, compute: Compute
-) -> bool:
+def _alike(blocks: batches.Blocks, subject: Subject, data: Any) -> bool:
     """True if made-up examples have the same bits in all sizes, at all places."""
+    model, copies = subject.model, subject.each
     generator = torch.Generator().manual_seed(len(blocks.sizes) + blocks.sizes[-1])
     most = blocks.sizes[-1]
     kinds = iter(_MADE_UP)
@@ -516,7 +509,7 @@ def _alike(
     def run(index: Tensor) -> list[Tensor]:
         whole = (index.unsqueeze(1) * copies + torch.arange(copies)).flatten()
         chosen = batches.select(rows, whole)
-        return watched(compute, chosen, len(index), blocks, model, (index, most))
+        return watched(subject, chosen, len(index), blocks, (index, most))
 
     same = True
     for turn in range(_turns(most)):
@@ -568,12 +561,7 @@ def _equal(one: Tensor, other: Tensor, index: Tensor) -> bool:
 
 
 def watched(
-    compute: Compute,
-    rows: Any,
-    real: int,
-    blocks: batches.Blocks,
-    model: nn.Module,
-    drawn_for: tuple[Tensor, int],
+    subject: Subject, rows: Any, real: int, blocks: batches.Blocks, drawn_for: tuple[Tensor, int]
 ) -> list[Tensor]:
     """All numbers of a block of contributions, one row each, to compare bit for bit.
 
@@ -589,12 +577,12 @@ def watched(
     generators = boundary.Generators([])
     torch.default_generator.manual_seed(0)
     try:
-        found = compute(rows, real, blocks)
+        found = subject.gradients(rows, real, blocks)
     finally:
         batches.FINGERPRINT.reset(kept)
         batches.DRAWN_FOR.reset(drawn)
         generators.restore()
-    return [*_numbers(found, model), watch.marks]
+    return [*_numbers(found, subject.model), watch.marks]
 
 
 def _numbers(computed: Computed, model: nn.Module) -> list[Tensor]:
@@ -973,8 +961,7 @@ def numbers_behind(
         end = start + piece.real
         which = torch.cat([torch.arange(start, end), most + torch.arange(piece.size - piece.real)])
         drawn_for = which, most + piece.blocks.sizes[-1]
-        compute = subject.gradients
-        found = watched(compute, piece.rows, piece.real, piece.blocks, model, drawn_for)
+        found = watched(subject, piece.rows, piece.real, piece.blocks, drawn_for)
         parts.append([part[: piece.real] for part in found])
         start = end
     return [torch.cat(column) for column in zip(*parts, strict=True)]

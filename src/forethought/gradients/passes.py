@@ -233,6 +233,10 @@ _ONLY_TOGETHER = (
 )
 
 
+class SlowGradientsWarning(UserWarning):
+    """Gradients are exact but slow: vmap cannot run a part of the model, or a rule failed."""
+
+
 class _Attempt:
     """The passes over one batch, until every lane has run to its end."""
 
@@ -293,9 +297,9 @@ class _Attempt:
         # for every record, so that lanes are faster.
         alone = self.batch.each >= LONG and not self.batch.copies
         alone = alone or self.batch.blocks.alone
-        parts = None if alone else self._parts(self._pass)
+        parts = None if alone else self._parts()
         if parts is None:
-            rows = self._one_at_a_time(True)
+            rows = self._one_at_a_time()
             if not alone and self._tried():
                 raise boundary.Refused(_ONLY_ALONE.format(self._unable))
             return {name: Separate(torch.stack(of_name)) for name, of_name in rows.items()}
@@ -327,10 +331,10 @@ class _Attempt:
         return blocks is not MULTIPLES and blocks.sizes != (1,) and FINGERPRINT.get() is None
 
     def losses(self) -> Tensor:
-        """Every lane's loss, without gradients."""
-        parts = self._parts(self._loss_pass)
+        """Every lane's loss, without gradients; no parameter is trained."""
+        parts = self._parts()
         if parts is None:
-            return torch.stack(self._one_at_a_time(False)["loss"])
+            return torch.stack(self._one_at_a_time()["loss"])
         if len(parts) == 1:
             return cast(Tensor, parts[0][1])[: self.batch.count]
         whole: Tensor = parts[0][1].new_zeros(self.batch.count)
@@ -339,8 +343,8 @@ class _Attempt:
             whole[index] = values[: len(index)]
         return whole
 
-    def _parts(self, one: Callable[..., Any]) -> list[tuple[Tensor | None, Any]] | None:
-        """The results of ``one(lanes, settings)`` for all lanes, or for each part of them.
+    def _parts(self) -> list[tuple[Tensor | None, Any]] | None:
+        """The results of :meth:`_pass` for all lanes, or for each part of them.
 
         None if the lanes can run only one at a time.
         """
@@ -350,7 +354,7 @@ class _Attempt:
             self._survey()
         while True:
             try:
-                return self._all_parts(one, settings)
+                return self._all_parts(settings)
             except boundary.NeedsStateSnapshot:
                 pass
             except boundary.SharedBufferWrite:
@@ -378,9 +382,7 @@ class _Attempt:
                 return None
             self._generators.restore()
 
-    def _all_parts(
-        self, one: Callable[..., Any], settings: PassSettings
-    ) -> list[tuple[Tensor | None, Any]]:
+    def _all_parts(self, settings: PassSettings) -> list[tuple[Tensor | None, Any]]:
         self._drawn_for, width = batches.DRAWN_FOR.get() or (None, self.batch.lanes)
         asked = self._known.asks or self._drawn_for is not None
         self._masks = vmap_mode.Masks(width) if asked else None
@@ -396,7 +398,8 @@ class _Attempt:
                 watch = FINGERPRINT.get()
                 if watch is not None:
                     watch.begin(self.batch.lanes if filled is None else len(filled))
-                done.append((index, contextvars.copy_context().run(one, filled, settings)))
+                found = contextvars.copy_context().run(self._pass, filled, settings)
+                done.append((index, found))
                 if watch is not None:
                     watch.keep(index, None if index is None else len(index))
             except boundary.DivergentControlFlow as parted:
@@ -410,12 +413,16 @@ class _Attempt:
         """The number of rows of the block in which the lanes ``index`` run separately."""
         return min(self.batch.lanes, self.batch.blocks.fit(len(index)))
 
-    def _pass(self, index: Tensor | None, settings: PassSettings) -> dict[str, Term]:
+    def _pass(self, index: Tensor | None, settings: PassSettings) -> dict[str, Term] | Tensor:
+        """The gradients of the lanes ``index`` (None: all); their losses if nothing is trained."""
         size = self.batch.lanes if index is None else len(index)
         places = ParameterViews(self.trained, derived=self._shards is None)
-        with self._around(), torch.enable_grad():
+        with self._around(), torch.set_grad_enabled(bool(self.trained)):
             values, mode = self._forward(index, size, places, settings)
             left = self._backward(values, mode)
+            if not self.trained:
+                self._check_state(mode)
+                return values
             del values
             if left:
                 raise boundary.NotVectorisable(
@@ -427,13 +434,6 @@ class _Attempt:
             name: terms.get(name) or Unused(size, parameter)
             for name, parameter in self.trained.items()
         }
-
-    def _loss_pass(self, index: Tensor | None, settings: PassSettings) -> Tensor:
-        size = self.batch.lanes if index is None else len(index)
-        with self._around(), torch.no_grad():
-            values, mode = self._forward(index, size, ParameterViews({}), settings)
-            self._check_state(mode)
-        return values
 
     @contextmanager
     def _around(self) -> Iterator[None]:
@@ -545,7 +545,11 @@ class _Attempt:
             stacklevel=10,
         )
 
-    def _one_at_a_time(self, differentiate: bool) -> dict[str, list[Tensor]]:
+    def _one_at_a_time(self) -> dict[str, list[Tensor]]:
+        """Every lane's gradients by one ordinary backward pass each, by name.
+
+        If nothing is trained, every lane's loss instead, under the name "loss".
+        """
         self._generators.restore()
         if self._shards is not None:
             raise boundary.Refused(_ONLY_TOGETHER.format(self._unable or "it was told to"))
@@ -554,9 +558,7 @@ class _Attempt:
         first = first and not self._known.found(self.loss, boundary.JUDGED)
         answers: list[tuple[Any, Tensor]] | None = [] if first else None
         try:
-            trained = self.trained if differentiate else None
-            work = self.model, self.loss, self.batch, trained
-            found = one_at_a_time(*work, self._state, self._restore, answers)
+            found = self._rows(answers)
             if answers:
                 outputs, values = zip(*answers, strict=True)
                 targets = batches.mapped(self.batch.targets, lambda leaf: leaf[: len(values)])
@@ -566,16 +568,88 @@ class _Attempt:
         finally:
             self._restore()
 
+    # Every lane runs alone, from the same state of the model, with its own examples only: slow, but
+    # exact, for models that vmap cannot run. A mode checks every write (:class:`Alone`).
 
-# Gradients of one lane after another, for models that vmap cannot run: slow, but exact.
-#
-# Every lane runs alone, from the same state of the model, with its own examples only. A mode checks
-# every write: a tensor that existed before and is not the model's own could carry values from one
-# lane to the next.
+    def _rows(self, answers: list[tuple[Any, Tensor]] | None) -> dict[str, list[Tensor]]:
+        """Every lane's gradients or loss; restores ``.grad``.
+
+        Args:
+            answers: a list to which copies of the model's outputs and the loss of each lane are
+                added; None: they are not kept.
+
+        Raises:
+            Refused: the model changes itself, or keeps values of an example.
+        """
+        rows: dict[str, list[Tensor]] = {name: [] for name in self.trained or ("loss",)}
+        first: dict[str, Any] | None = None
+        # Each lane has its own seed, so that the numbers one lane draws do not affect the next.
+        seeds = torch.randint(2**62, (self.batch.count + 1,)).tolist()
+        for at in range(self.batch.count):
+            vmap_mode.seeded(seeds[at])
+            alone = Alone(self.model, self.batch.mixing)
+            found = contextvars.copy_context().run(self._lane, alone, at, answers)
+            changed = self._changed(alone)
+            first = changed if first is None else first
+            if not boundary.alike(changed, first):
+                raise boundary.changes_itself(
+                    {**changed, **first}, "depends on the examples that it has seen"
+                )
+            for name, value in found.items():
+                rows[name].append(value)
+        vmap_mode.seeded(seeds[-1])
+        return rows
+
+    def _lane(
+        self, alone: Alone, at: int, answers: list[tuple[Any, Tensor]] | None
+    ) -> dict[str, Tensor]:
+        parameters, each = list(self.model.parameters()), self.batch.each
+        kept = [parameter.grad for parameter in parameters]
+        try:
+            for parameter in parameters:
+                parameter.grad = None
+            with torch.set_grad_enabled(bool(self.trained)), alone:
+                lane = self.batch.some(torch.tensor([at]))
+                inputs, targets = (batches.mapped(tree, itemgetter(0)) for tree in lane)
+                outputs = batches.call(self.model, inputs)
+                values = self.loss(outputs, targets)
+            if isinstance(values, Tensor) and values.dim() == 0 and each == 1:
+                values = values.reshape(1)
+            value = batches.losses(values, each).mean()
+            if answers is not None:
+                answers.append((of_one(outputs), value.detach().clone()))
+            del outputs
+            if not self.trained:
+                return {"loss": value.detach().clone()}
+            if value.requires_grad:
+                # backward, not autograd.grad: reentrant checkpointing allows backward only.
+                value.backward()  # type: ignore[no-untyped-call]
+            return {
+                name: torch.zeros_like(p) if p.grad is None else p.grad.to_dense().detach()
+                for name, p in self.trained.items()
+            }
+        finally:
+            for parameter, gradient in zip(parameters, kept, strict=True):
+                parameter.grad = gradient
+
+    def _changed(self, alone: Alone) -> dict[str, Any]:
+        """The changes of the model by a lane, which are restored."""
+        changed: dict[str, Any] = boundary.copied(self._state.changes())
+        written = self._state.parameters_changed()
+        self._restore()
+        if written:
+            raise boundary.changes_itself(written, "is written to in the forward pass")
+        if alone.made():
+            gc.collect()
+            if alone.made():
+                raise boundary.changes_itself(
+                    ["something outside the model"], "keeps values of an example"
+                )
+        return changed
 
 
-class SlowGradientsWarning(UserWarning):
-    """Gradients are exact but slow: vmap cannot run a part of the model, or a rule failed."""
+# The mode of a lane that runs alone: it checks every write. A tensor that existed before and is not
+# the model's own could carry values from one lane to the next.
 
 
 _DATA = boundary.GETTERS["data"].__get__
@@ -674,106 +748,6 @@ class Alone(TorchFunctionMode):
     def made(self) -> list[Tensor]:
         """Tensors of the pass that are still alive."""
         return [value for value in (kept() for kept in self._made.values()) if value is not None]
-
-
-def one_at_a_time(
-    model: nn.Module,
-    loss: Loss,
-    batch: LaneBatch,
-    trained: Mapping[str, nn.Parameter] | None,
-    state: boundary.ModuleState,
-    restore: Callable[[], None],
-    answers: list[tuple[Any, Tensor]] | None = None,
-) -> dict[str, list[Tensor]]:
-    """Every lane's gradients by one ordinary backward pass each, by name; restores ``.grad``.
-
-    Args:
-        trained: the trained parameters; None: the loss of every lane instead, under the name
-            "loss".
-        state: of the model, to compare with.
-        restore: function that restores the model's state and all other state that Python holds.
-        answers: a list to which copies of the model's outputs and the loss of each lane are added;
-            None: they are not kept.
-
-    Raises:
-        Refused: the model changes itself, or keeps values of an example.
-    """
-    rows: dict[str, list[Tensor]] = {name: [] for name in trained or ("loss",)}
-    first: dict[str, Any] | None = None
-    # Each lane has its own seed, so that the numbers one lane draws do not affect the next.
-    seeds = torch.randint(2**62, (batch.count + 1,)).tolist()
-    for at in range(batch.count):
-        vmap_mode.seeded(seeds[at])
-        alone = Alone(model, batch.mixing)
-        found = contextvars.copy_context().run(
-            _run, alone, model, loss, batch, trained, at, answers
-        )
-        changed = _check(alone, state, restore)
-        first = changed if first is None else first
-        if not boundary.alike(changed, first):
-            raise boundary.changes_itself(
-                {**changed, **first}, "depends on the examples that it has seen"
-            )
-        for name, value in found.items():
-            rows[name].append(value)
-    vmap_mode.seeded(seeds[-1])
-    return rows
-
-
-def _run(
-    alone: Alone,
-    model: nn.Module,
-    loss: Loss,
-    batch: LaneBatch,
-    trained: Mapping[str, nn.Parameter] | None,
-    at: int,
-    answers: list[tuple[Any, Tensor]] | None,
-) -> dict[str, Tensor]:
-    parameters = list(model.parameters())
-    kept = [parameter.grad for parameter in parameters]
-    try:
-        for parameter in parameters:
-            parameter.grad = None
-        with torch.set_grad_enabled(trained is not None), alone:
-            inputs, targets = batch.some(torch.tensor([at]))
-            inputs, targets = (batches.mapped(tree, itemgetter(0)) for tree in (inputs, targets))
-            outputs = batches.call(model, inputs)
-            values = loss(outputs, targets)
-        if isinstance(values, Tensor) and values.dim() == 0 and batch.each == 1:
-            values = values.reshape(1)
-        value = batches.losses(values, batch.each).mean()
-        if answers is not None:
-            answers.append((of_one(outputs), value.detach().clone()))
-        del outputs
-        if trained is None:
-            return {"loss": value.detach().clone()}
-        if value.requires_grad:
-            # backward, not autograd.grad: reentrant checkpointing allows backward only.
-            value.backward()  # type: ignore[no-untyped-call]
-        return {
-            name: torch.zeros_like(p) if p.grad is None else p.grad.to_dense().detach()
-            for name, p in trained.items()
-        }
-    finally:
-        for parameter, gradient in zip(parameters, kept, strict=True):
-            parameter.grad = gradient
-
-
-def _check(
-    alone: Alone, state: boundary.ModuleState, restore: Callable[[], None]
-) -> dict[str, Any]:
-    changed: dict[str, Any] = boundary.copied(state.changes())
-    written = state.parameters_changed()
-    restore()
-    if written:
-        raise boundary.changes_itself(written, "is written to in the forward pass")
-    if alone.made():
-        gc.collect()
-        if alone.made():
-            raise boundary.changes_itself(
-                ["something outside the model"], "keeps values of an example"
-            )
-    return changed
 
 
 # A table of the way in which each parameter's gradient is computed, with reasons.

@@ -13,7 +13,7 @@ import random
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Container, Coroutine
 from contextlib import AbstractAsyncContextManager
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
@@ -328,7 +328,9 @@ class ClientDriver(Driver):
 MOST = 256
 
 
-def queued(frames: list[tuple[Any, bytes]], message: Any, frame: bytes) -> list[tuple[Any, bytes]]:
+def queued(
+    frames: list[tuple[Any, bytes]], message: Any, frame: bytes, most: int = MOST
+) -> list[tuple[Any, bytes]]:
     """A queue with one more frame, without an older model if the new frame is one."""
     if isinstance(message, messages.Model | messages.Finished):
         frames = [
@@ -337,25 +339,25 @@ def queued(frames: list[tuple[Any, bytes]], message: Any, frame: bytes) -> list[
             if not isinstance(entry[0], messages.Model | messages.Finished)
         ]
     frames = [entry for entry in frames if entry[1] != frame]  # a repeated frame is sent once
-    return [*frames, (message, frame)][-MOST:]
+    return [*frames, (message, frame)][-most:]
 
 
 class Outbox:
     """A queue with one reader.
 
     Args:
-        queue: gives the queue with one more frame; see :func:`queued`.
+        most: the most frames that wait; see :func:`queued`.
     """
 
-    def __init__(self, queue: Callable[..., list[tuple[Any, bytes]]] = queued) -> None:
-        self._queue = queue
+    def __init__(self, most: int = MOST) -> None:
+        self._most = most
         self._frames: list[tuple[Any, bytes]] = []
         self._something = asyncio.Event()
         self._closed = False
 
     def put(self, message: Any, frame: bytes) -> None:
         """Queue a frame behind the others."""
-        self._frames = self._queue(self._frames, message, frame)
+        self._frames = queued(self._frames, message, frame, self._most)
         self._something.set()
 
     def close(self) -> None:
@@ -630,12 +632,17 @@ LOOK = 0.25
 
 
 class LastHeard:
-    """The time at which every client was last heard of, and whether it is connected."""
+    """The time at which every client was last heard of.
 
-    def __init__(self, clients: int, clock: Callable[[], float] = time.monotonic) -> None:
+    Args:
+        clients: their number. connected: those that are connected now, kept by somebody else.
+    """
+
+    def __init__(
+        self, clients: int, connected: Container[int], clock: Clock = time.monotonic
+    ) -> None:
         self._at: list[float | None] = [None] * clients
-        self._clock = clock
-        self.connected: set[int] = set()
+        self.connected, self._clock = connected, clock
 
     def note(self, client: int) -> None:
         """Note that a client was heard now."""

@@ -94,11 +94,11 @@ class RequestReplyDriver:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.driver = make(self._send)
-        self.heard = driving.LastHeard(clients, clock)
         self.told: set[int] = set()
         self._clock = clock
         self._outboxes: dict[int, list[tuple[Any, bytes]]] = {}
         self._behind: dict[int, int] = {}
+        self.heard = driving.LastHeard(clients, self._behind.values(), clock)
         self._asked: dict[int, float] = {}
         self._open: dict[int, int] = {}
         self._staying: set[int] = set()
@@ -136,7 +136,6 @@ class RequestReplyDriver:
             if sender is not None:
                 self._behind[node] = sender
                 self.heard.note(sender)
-                self.heard.connected.add(sender)
 
     def failed(self, request: NodeRequest) -> None:
         """Handle a request without an answer: the node is asked later which client it is."""
@@ -144,9 +143,7 @@ class RequestReplyDriver:
         self._answered(node)
         self._asked[node] = self._clock()
         self._staying.discard(node)
-        client = self._behind.pop(node, None)
-        if client is not None:
-            self.heard.connected.discard(client)
+        self._behind.pop(node, None)
 
     def _answered(self, node: int) -> None:
         self._open[node] = max(0, self._open.get(node, 0) - 1)

@@ -172,57 +172,101 @@ def grpc_stream(roster: Roster, keys: Keys, address: str) -> driving.Connect:
     return stream_to(SERVICE, roster, keys, address)
 
 
-async def listen(
-    address: str,
-    service: str,
-    exchange: Callable[..., AsyncIterator[bytes]],
-    keys: Keys,
-    roster: Roster,
-    most_bytes: int,
-    most_streams: int,
-) -> tuple[grpc.aio.Server, int]:
-    """Start a server that answers each stream of the roster's clients with ``exchange``.
+class _Streams:
+    """A member's open streams, one with each other member, in which both send frames.
 
     Args:
-        address: host:port; ``"127.0.0.1:0"`` takes any free port.
-
-    Returns:
-        The server and its port.
-
-    Raises:
-        OSError: the address cannot be listened on.
+        keys: the member's own. most: the most frames that wait for one member.
     """
-    options = channel_options(most_bytes)
-    server = grpc.aio.server(options=options, maximum_concurrent_rpcs=most_streams)
-    handler = grpc.stream_stream_rpc_method_handler(exchange)
-    server.add_generic_rpc_handlers(
-        (grpc.method_handlers_generic_handler(service, {METHOD: handler}),)
-    )
-    credentials = server_credentials(keys, roster)
-    try:
-        port = server.add_secure_port(address, credentials)
-    except RuntimeError:
-        port = 0
-    if not port:
-        raise OSError(f"cannot listen on {address}: give another address, or end who does")
-    await server.start()
-    return server, int(port)
+
+    service: ClassVar[str]
+    refusal: ClassVar[str]
+
+    def __init__(self, keys: Keys, most: int) -> None:
+        self._keys, self._most = keys, most
+        self._outboxes: dict[int, driving.Outbox] = {}
+        self._server: grpc.aio.Server | None = None
+
+    async def _serve(
+        self, address: str, roster: Roster, most_bytes: int, places: Sequence[int]
+    ) -> int:
+        """Listen for streams of the roster's clients, and return the port.
+
+        Args:
+            address: host:port; ``"127.0.0.1:0"`` takes any free port.
+            places: place in the roster → place among all members.
+
+        Raises:
+            OSError: the address cannot be listened on.
+        """
+
+        async def exchange(requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
+            found = place_of(context, roster)
+            if found is None:
+                await context.abort(grpc.StatusCode.UNAUTHENTICATED, self.refusal)
+                raise PermissionError(self.refusal)
+            place = places[found]
+            outbox = self._open(place)
+            reader = asyncio.create_task(self._read(requests, place, outbox))
+            try:
+                async for frame in outbox:
+                    yield frame
+            finally:
+                reader.cancel()
+                self._shut(place, outbox)
+
+        server = grpc.aio.server(
+            options=channel_options(most_bytes),
+            maximum_concurrent_rpcs=8 + 4 * len(places),  # dead ones count until they are closed
+        )
+        handler = grpc.stream_stream_rpc_method_handler(exchange)
+        server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler(self.service, {METHOD: handler}),)
+        )
+        credentials = server_credentials(self._keys, roster)
+        try:
+            port = server.add_secure_port(address, credentials)
+        except RuntimeError:
+            port = 0
+        if not port:
+            raise OSError(f"cannot listen on {address}: give another address, or end who does")
+        await server.start()
+        self._server = server
+        return int(port)
+
+    def _open(self, place: int) -> driving.Outbox:
+        before = self._outboxes.get(place)
+        if before is not None:
+            before.close()  # the member is back before its old connection was found dead
+        outbox = self._outboxes[place] = driving.Outbox(self._most)
+        return outbox
+
+    def _shut(self, place: int, outbox: driving.Outbox) -> None:
+        if self._outboxes.get(place) is outbox:
+            del self._outboxes[place]
+
+    async def _read(self, frames: AsyncIterator[bytes], place: int, outbox: driving.Outbox) -> None:
+        try:
+            async for data in frames:
+                self._received(data, place)
+            self._ended(place)
+        except grpc.aio.AioRpcError:
+            pass
+        finally:
+            outbox.close()
+
+    def _received(self, data: bytes, place: int) -> None:
+        raise NotImplementedError
+
+    def _ended(self, place: int) -> None:
+        """Called when a member has closed its stream; a killed one does not get here."""
+
+    async def _stop(self, seconds: float) -> None:
+        if self._server is not None:
+            await self._server.stop(seconds)
 
 
-async def admitted(context: Any, roster: Roster, refusal: str) -> int:
-    """The place of the client that opened a stream.
-
-    Raises:
-        PermissionError: it is not in the roster; its call is aborted.
-    """
-    place = place_of(context, roster)
-    if place is None:
-        await context.abort(grpc.StatusCode.UNAUTHENTICATED, refusal)
-        raise PermissionError(refusal)
-    return place
-
-
-class FederationServer:
+class FederationServer(_Streams):
     """Serves one federation.
 
     Args:
@@ -235,6 +279,8 @@ class FederationServer:
         driver: of the machine. heard: when each client was last heard.
     """
 
+    service, refusal = SERVICE, "not in the roster"
+
     def __init__(
         self,
         roster: Roster,
@@ -243,15 +289,13 @@ class FederationServer:
         machine: ServerMachine,
         linger: float = LINGER,
     ) -> None:
-        self.roster, self._keys, self._linger = roster, keys, linger
-        self._machine = machine
+        super().__init__(keys, driving.MOST)
+        self.roster, self._linger, self._machine = roster, linger, machine
         self.driver = driver(self._send)
-        self.heard = driving.LastHeard(len(roster.clients))
-        self._outboxes: dict[int, driving.Outbox] = {}
+        self.heard = driving.LastHeard(len(roster.clients), self._outboxes.keys())
         self._last_word: set[int] = set()
         self._told: set[int] = set()
         self._guard = driving.SerialDriver(self.driver)
-        self._server: grpc.aio.Server | None = None
 
     async def start(self, address: str) -> int:
         """Listen on host:port (``"127.0.0.1:0"``: any free port), and return the port.
@@ -259,12 +303,8 @@ class FederationServer:
         Raises:
             OSError: the address cannot be listened on.
         """
-        most_streams = 8 + 4 * len(self.roster.clients)  # dead ones count until they are closed
-        most = self.driver.endpoint.most_bytes
-        listened = await listen(
-            address, SERVICE, self._exchange, self._keys, self.roster, most, most_streams
-        )
-        self._server, port = listened
+        most, places = self.driver.endpoint.most_bytes, range(len(self.roster.clients))
+        port = await self._serve(address, self.roster, most, places)
         self._guard.do(self.driver.connected)
         if self._machine.finished:  # before this process began
             self.driver.done = "finished"
@@ -286,8 +326,7 @@ class FederationServer:
         finally:
             for outbox in self._outboxes.values():
                 outbox.close()
-            if self._server is not None:
-                await self._server.stop(1.0)
+            await self._stop(1.0)
 
     async def _everybody_told(self, stop: asyncio.Event) -> None:
         wanted = set(range(len(self.roster.clients))) - self._machine.left
@@ -302,39 +341,13 @@ class FederationServer:
             if isinstance(message, Finished):
                 self._last_word.add(to)
 
-    async def _exchange(
-        self, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext[bytes, bytes]
-    ) -> AsyncIterator[bytes]:
-        place = await admitted(context, self.roster, "not in the roster")
-        outbox = driving.Outbox()
-        before = self._outboxes.get(place)
-        if before is not None:
-            before.close()  # the client is back before its old connection was found dead
-        self._outboxes[place] = outbox
-        self.heard.connected.add(place)
-        reader = asyncio.create_task(self._read(requests, place, outbox))
-        try:
-            async for frame in outbox:
-                yield frame
-        finally:
-            reader.cancel()
-            if self._outboxes.get(place) is outbox:
-                del self._outboxes[place]
-                self.heard.connected.discard(place)
+    def _received(self, data: bytes, place: int) -> None:
+        self.heard.note(place)
+        self._guard.do(lambda: self.driver.received(data, place))
 
-    async def _read(
-        self, requests: AsyncIterator[bytes], place: int, outbox: driving.Outbox
-    ) -> None:
-        try:
-            async for data in requests:
-                self.heard.note(place)
-                self._guard.do(lambda data=data: self.driver.received(data, place))  # type: ignore[misc]
-            if place in self._last_word:
-                self._told.add(place)  # it closed the stream: a killed client does not get here
-        except grpc.aio.AioRpcError:
-            pass
-        finally:
-            outbox.close()
+    def _ended(self, place: int) -> None:
+        if place in self._last_word:
+            self._told.add(place)
 
 
 @dataclass(frozen=True)
@@ -427,7 +440,7 @@ class Sign(messages.Framed):
 register(67, Sign)
 
 
-class SiteLinks:
+class SiteLinks(_Streams):
     """Links to a worker's neighbours; see :class:`~forethought.holders.links.Links`.
 
     Args:
@@ -439,6 +452,8 @@ class SiteLinks:
         RosterError: the keys belong to no worker.
     """
 
+    service, refusal = PEERS_SERVICE, "no neighbour of this worker"
+
     def __init__(
         self,
         gossip: Gossip,
@@ -447,9 +462,10 @@ class SiteLinks:
         listen: str | None = None,
         back_off: tuple[float, float] = driving.BACK_OFF,
     ) -> None:
+        super().__init__(keys, _QUEUE)
         self.me = roster.place(keys)
         self.reduce: Reduce | None = None
-        self._roster, self._keys = roster, keys
+        self._roster = roster
         self._listen = listen or roster.addresses[self.me]
         self._back_off = back_off
         near = gossip.mixing.graph.neighbours(self.me)
@@ -467,7 +483,7 @@ class SiteLinks:
         self._heard: dict[int, float] = {}
         self._over: set[int] = set()
         self._finished = 0
-        self._outboxes: dict[int, driving.Outbox] = {}
+        self._deliver: Deliver = lambda came: None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ending: asyncio.Event | None = None
         self._thread: threading.Thread | None = None
@@ -481,11 +497,11 @@ class SiteLinks:
             OSError: the address cannot be listened on.
         """
         ready: list[BaseException | int] = []
-        there = threading.Event()
+        there, self._deliver = threading.Event(), deliver
 
         def run() -> None:
             try:
-                asyncio.run(self._run(deliver, ready, there))
+                asyncio.run(self._run(ready, there))
             except BaseException as error:
                 ready.append(error)
             finally:
@@ -526,14 +542,15 @@ class SiteLinks:
 
     # ---- in the event loop
 
-    async def _run(
-        self, deliver: Deliver, ready: list[BaseException | int], there: threading.Event
-    ) -> None:
+    async def _run(self, ready: list[BaseException | int], there: threading.Event) -> None:
         self._loop, self._ending = asyncio.get_running_loop(), asyncio.Event()
-        server, port = await self._serve(deliver)
+        port = 0
+        if self._later:
+            own = self._roster.one_way(self.me, self._later)
+            port = await self._serve(self._listen, own, self.endpoint.most_bytes, self._later)
         ready.append(port)
         there.set()
-        tasks = [asyncio.create_task(self._live_with(peer, deliver)) for peer in self._earlier]
+        tasks = [asyncio.create_task(self._live_with(peer)) for peer in self._earlier]
         tasks.append(asyncio.create_task(self._beat()))
         await self._ending.wait()
         for outbox in self._outboxes.values():
@@ -545,32 +562,9 @@ class SiteLinks:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        if server is not None:
-            await server.stop(0.5)
+        await self._stop(0.5)
 
-    async def _serve(self, deliver: Deliver) -> tuple[Any, int]:
-        if not self._later:
-            return None, 0
-        roster = self._roster.one_way(self.me, self._later)
-
-        async def exchange(requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
-            found = await admitted(context, roster, "no neighbour of this worker")
-            peer = self._later[found]
-            outbox = self._open(peer)
-            reader = asyncio.create_task(self._read(requests, peer, outbox, deliver))
-            try:
-                async for frame in outbox:
-                    yield frame
-            finally:
-                reader.cancel()
-                self._shut(peer, outbox)
-
-        most, streams = self.endpoint.most_bytes, 8 + 4 * len(self._later)
-        return await listen(
-            self._listen, PEERS_SERVICE, exchange, self._keys, roster, most, streams
-        )
-
-    async def _live_with(self, peer: int, deliver: Deliver) -> None:
+    async def _live_with(self, peer: int) -> None:
         """Connect to an earlier neighbour, and again after every loss."""
         connect = stream_to(
             PEERS_SERVICE,
@@ -582,7 +576,7 @@ class SiteLinks:
         async def connection() -> None:
             async with connect(self.endpoint.most_bytes) as stream:
                 outbox = self._open(peer)
-                reading = self._read(_frames(stream), peer, outbox, deliver)
+                reading = self._read(_frames(stream), peer, outbox)
                 try:
                     await driving.both_ways(stream, outbox, reading)
                 finally:
@@ -590,46 +584,29 @@ class SiteLinks:
 
         await driving.reconnecting(connection, self._back_off)
 
-    def _open(self, peer: int) -> driving.Outbox:
-        before = self._outboxes.get(peer)
-        if before is not None:
-            before.close()  # the neighbour is back before its old connection was found dead
-        outbox = self._outboxes[peer] = driving.Outbox(_newest)
+    def _open(self, place: int) -> driving.Outbox:
+        outbox = super()._open(place)
         # A connection alone does not count as heard: only a valid frame of this gossip does.
-        self._heard.pop(peer, None)
-        self._say(peer)
+        self._heard.pop(place, None)
+        self._say(place)
         return outbox
 
-    def _shut(self, peer: int, outbox: driving.Outbox) -> None:
-        if self._outboxes.get(peer) is outbox:
-            del self._outboxes[peer]
-
-    async def _read(
-        self, frames: AsyncIterator[bytes], peer: int, outbox: driving.Outbox, deliver: Deliver
-    ) -> None:
-        try:
-            async for data in frames:
-                self._received(data, peer, deliver)
-        except grpc.aio.AioRpcError:
-            pass
-        finally:
-            outbox.close()
-
-    def _received(self, data: bytes, peer: int, deliver: Deliver) -> None:
+    def _received(self, data: bytes, place: int) -> None:
         try:
             opened = self.endpoint.open(data)
-            if opened.sender != peer:
+            if opened.sender != place:
                 raise FrameError(f"it is signed by worker {opened.sender}")
         except (FrameError, DecodeError) as error:
-            name = self._roster.workers[peer].name
-            deliver(RefusedMessage(peer, f"a frame from worker {name!r} was refused: {error}"))
+            name = self._roster.workers[place].name
+            text = f"a frame from worker {name!r} was refused: {error}"
+            self._deliver(RefusedMessage(place, text))
             return
-        self._heard[peer] = time.monotonic()
+        self._heard[place] = time.monotonic()
         if isinstance(opened.message, Sign):
             if opened.message.finished:
-                self._over.add(peer)
+                self._over.add(place)
         else:
-            deliver(Arrived(peer, opened.message, opened.proof))
+            self._deliver(Arrived(place, opened.message, opened.proof))
 
     async def _beat(self) -> None:
         while True:
@@ -652,8 +629,3 @@ class SiteLinks:
 async def _frames(stream: driving.FrameStream) -> AsyncIterator[bytes]:
     while (data := await stream.read()) is not None:
         yield data
-
-
-def _newest(frames: list[tuple[Any, bytes]], message: Any, frame: bytes) -> list[tuple[Any, bytes]]:
-    """A queue with one more frame, without its oldest beyond eight."""
-    return [*frames, (message, frame)][-_QUEUE:]

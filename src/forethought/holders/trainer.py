@@ -12,8 +12,8 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -120,13 +120,21 @@ class Holder:
     sized: bool = False
 
     @classmethod
-    def of(cls, agreed: Federation | Gossip, place: int, *own: Any) -> Holder:
-        """The holder at a place of an agreement; ``own``: records, loss, secrets, micro-batch."""
-        plan = agreed.plan(place)
+    def of(
+        cls,
+        agreed: Federation | Gossip,
+        place: int,
+        records: Records,
+        loss: Loss,
+        secrets: Secrets,
+        micro_batch: int | None = None,
+    ) -> Holder:
+        """The holder at a place of an agreement."""
+        made = partial(cls, agreed.plan(place), records, loss, secrets, micro_batch)
         if isinstance(agreed, Gossip):
-            return cls(plan, *own, gradients=True)
+            return made(gradients=True)
         gradients, sized = agreed.exchanged == "gradients", agreed.sizes is not None
-        return cls(plan, *own, agreed.local_rounds, gradients, bool(agreed.phases), sized)
+        return made(agreed.local_rounds, gradients, bool(agreed.phases), sized)
 
     def __post_init__(self) -> None:
         if len(self.records) != self.plan.examples:
@@ -278,7 +286,7 @@ class ClientTrainer:
             self.norms.append(float(noised.mean().norm()))
         if self.holder.gradients:
             self.noised = noised
-            vector = _narrow_mean(noised)
+            vector = (noised.vector.cpu().double() / noised.round.divisor).float().numpy()
             if self.holder.gradients == "sums":
                 vector = noised.vector.double().cpu().numpy().view(np.float32)
         else:
@@ -322,15 +330,6 @@ def _without_tensors(metadata: dict[str, str]) -> bytes:
     header = json.dumps({"__metadata__": metadata, "none": _NONE}).encode()
     header += b" " * (-len(header) % 8)
     return len(header).to_bytes(8, "little") + header + bytes(4)
-
-
-def _narrow_mean(noised: private_sum.NoisedSum) -> Vector:
-    """The mean of a noised sum, divided in float64 and rounded once, float32."""
-    vector = noised.vector.cpu().numpy()
-    mean: Vector = np.empty(len(vector), dtype=np.float32)
-    divisor = noised.round.divisor
-    np.divide(vector, divisor, out=mean, dtype=np.float64, casting="unsafe")
-    return mean
 
 
 def compute_together(

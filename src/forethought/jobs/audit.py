@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
+import tempfile
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -98,9 +101,6 @@ def replay(
     Raises:
         ValueError: a plan alone, or a finished run, whose keys are deleted.
     """
-    import shutil
-    import tempfile
-    import time
 
     from forethought.auditing.replay import interrupted, replaying
     from forethought.jobs.train import prepare, run

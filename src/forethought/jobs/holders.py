@@ -10,10 +10,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast, overload
+from typing import Any, Literal, TypeAlias, cast, overload
 
 import numpy as np
 
+from forethought.data import Dataset
 from forethought.data.synthetic import share_of
 from forethought.federated.federation import Federation, Robust, ServerOptimizer
 from forethought.federated.federation import Member as Client
@@ -26,7 +27,7 @@ from forethought.gossip.gossip import Member as Worker
 from forethought.gossip.graphs import make, read
 from forethought.gossip.mixing import Mixing, given
 from forethought.holders import simulator
-from forethought.holders.simulate import simulate, synchronous_seconds
+from forethought.holders.simulate import SimulatedRun, simulate, synchronous_seconds
 from forethought.holders.trainer import SharedModel
 from forethought.jobs import load
 from forethought.jobs.job import (
@@ -47,10 +48,6 @@ from forethought.values.checks import real
 from forethought.values.mechanism import Budget, first_round, updates_of
 from forethought.values.plan import Plan
 from forethought.values.use import kind_of
-
-if TYPE_CHECKING:
-    from forethought.data import Dataset
-    from forethought.holders.simulate import SimulatedRun
 
 Kind = Literal["federation", "gossip"]
 Agreed: TypeAlias = Federation | Gossip

@@ -18,7 +18,7 @@ from forethought.data.columns import LOOKED, MISSING_WORDS, Seen, outward, propo
 from forethought.data.dataset import is_number, label_column
 from forethought.data.features import best_features, reason_for
 from forethought.data.files import DAMAGE, EXCEL, Kind, Table, kind_of, read, required
-from forethought.data.sources import shape_read, wanted_arrays
+from forethought.data.sources import load_idx, shape_read, wanted_arrays
 from forethought.data.tables import require_text
 from forethought.jobs.job import toml_key, toml_value
 from forethought.values.checks import meant
@@ -469,7 +469,6 @@ def _features(shape: tuple[int, ...]) -> list[str]:
 
 
 def _of_idx(path: Path) -> str:
-    from forethought.data.sources import load_idx
 
     folder = path.parent
     name = folder.name if folder.name in _ORIGINAL else "mnist"

@@ -714,11 +714,11 @@ class LedgerSection(_Section):
         """The ledger; its purpose is the section's, or else ``purpose``."""
         from forethought.ledger.paid_run import Ledger
 
-        words = self.purpose or purpose or ""
-        own = self.url, self.data, words, self.token_file, self.partition
-        return Ledger(*own, self.also, self.identity)
+        return Ledger(**{**self.model_dump(), "purpose": self.purpose or purpose or ""})
 
 
+# Keys of [data] that are the loader's options as they are.
+_LOADED = ("label", "holdout", "test", "task", "classes", "split_by")
 # Keys of [training] → the key that says what uses them, its usual value, and those that do.
 _USED_BY = {
     "decay": ("schedule", "constant", ("inverse", "inverse-sqrt", "stages", "drops")),
@@ -786,15 +786,10 @@ class Job(_Section):
         return load(
             section.source,
             folder=folder or section.folder,
-            label=section.label,
-            holdout=section.holdout,
             features=self.features,
-            test=section.test,
-            task=section.task,
-            classes=section.classes,
-            split_by=section.split_by,
             site=self._site,
             schema=section.table_schema(),
+            **{name: getattr(section, name) for name in _LOADED},
         )
 
     @property

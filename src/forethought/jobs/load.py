@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
+from torch import nn
 
 from forethought.data import Encoder
 from forethought.data.basis import PIECES, Basis, Curves, pairs_pay
@@ -20,21 +21,23 @@ from forethought.jobs.job import Job, JobError, JobRequest, with_basis, with_fea
 from forethought.planning import defaults
 from forethought.planning.plan_request import PlanRequest, noise_borne, table_radius
 from forethought.planning.solve import of_persons, plan, roughly
+from forethought.rounds.contributions import Loss
+from forethought.rounds.preparation import InputConstants
 from forethought.statistics.sections import statistic
 from forethought.training.metrics import Decisions, chosen_measures, learnt
-from forethought.training.records import PerPerson, arranged, usual_loss, weighted, with_caveats
+from forethought.training.records import (
+    Arranged,
+    PerPerson,
+    arranged,
+    usual_loss,
+    weighted,
+    with_caveats,
+)
 from forethought.values.caveats import Caveat
 from forethought.values.checks import importable_from
 from forethought.values.mechanism import Budget, FullBatch, Rounds
 from forethought.values.plan import Plan, Preparation
 from forethought.values.serialisation import Stored
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from forethought.rounds.contributions import Loss
-    from forethought.training.records import Arranged
-
 
 # The model card of a run folder: with the weights it is enough to apply the model to new records.
 
@@ -114,6 +117,12 @@ _DECLARED = Caveat(
 
 _WEIGHTS = Caveat("declared-shape", "the weights of the classes")
 _DECISIONS = Caveat("declared-shape", "the shares of the classes and the costs of mistakes")
+
+
+def public_constants(given: tuple[float, float], features: int) -> InputConstants:
+    """The constants of a public mean and deviation, the same for each feature."""
+    shift, scale = given
+    return InputConstants((shift,) * features, (scale,) * features)
 
 
 @dataclass(frozen=True)

@@ -13,11 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from safetensors.torch import save_file
 
+from forethought.data import Dataset
 from forethought.data.synthetic import share_of
 from forethought.exchange.events import Compute, Computed
 from forethought.exchange.keys import ROSTER, SERVER_NAME, Identity, Keys, Roster
-from forethought.exchange.messages import SERVER, Join
+from forethought.exchange.messages import SERVER, Join, Vector
 from forethought.exchange.storage import JOURNAL, LEDGER, FolderStorage, counted
 from forethought.federated.federation import (
     FEDERATION,
@@ -29,12 +31,14 @@ from forethought.federated.federation import (
 from forethought.federated.statements import Policy
 from forethought.gossip.gossip import GOSSIP, Gossip, GossipError, digest_of
 from forethought.holders import flower
+from forethought.holders.cluster import ActorContext, cluster, run_workers
 from forethought.holders.driving import Begin, CarryClient, ClientDriver, Send, over_streams
 from forethought.holders.grpc import PeerRoster, SiteLinks, grpc_stream
 from forethought.holders.links import Launched, Pace, TeamLinks, WorkerOutcome
 from forethought.holders.server import START, CarryServer, Served, over_grpc, serve
 from forethought.holders.taking_part import (
     Share,
+    TookPart,
     require_architecture,
     take_part,
     take_part_as_client,
@@ -44,7 +48,7 @@ from forethought.jobs import holders
 from forethought.jobs.job import JobError, JobRequest, from_file
 from forethought.jobs.load import Loaded, arranged_for, load_job, module_of, require_possible
 from forethought.planning import defaults
-from forethought.rounds.contributions import default_loss
+from forethought.rounds.contributions import Loss, default_loss
 from forethought.rounds.randomness import Seeds
 from forethought.rounds.records import as_records, blank
 from forethought.training.execution import InterruptGuard, launched
@@ -59,11 +63,6 @@ if TYPE_CHECKING:
     from flwr.clientapp import ClientApp
     from flwr.serverapp import Grid, ServerApp
 
-    from forethought.data import Dataset
-    from forethought.exchange.messages import Vector
-    from forethought.holders.cluster import ActorContext
-    from forethought.holders.taking_part import TookPart
-    from forethought.rounds.contributions import Loss
 
 MODEL, FIRST, FIRST_PORT = "model.safetensors", "first.npy", 8760
 DEFAULT_ADDRESS, SUPERLINK = "127.0.0.1:8750", "127.0.0.1:8000"
@@ -321,7 +320,6 @@ def _accuracy(loaded: Loaded, shared: SharedModel, loss: Loss | None = None) -> 
 
 def _save_model(shared: SharedModel, out: Path) -> None:
     """Write the model's weights into a folder, atomically."""
-    from safetensors.torch import save_file
 
     part = out / f".{MODEL}.part"
     save_file(shared.model.state_dict(), str(part))
@@ -613,7 +611,6 @@ def cluster_workers(
         HolderError: no Ray, no cluster, or too small a one. JobError: the rule is "allreduce".
         Exception: the error of the first worker that failed, once all have ended.
     """
-    from forethought.holders.cluster import cluster, run_workers
 
     if holders.section_of(request.job, "gossip").rule == "allreduce":
         raise JobError("rule = 'allreduce' is run under torchrun: see examples/gossip.py")

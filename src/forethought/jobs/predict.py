@@ -20,7 +20,7 @@ from forethought.data.features import features_of
 from forethought.data.files import Table, kind_of, required, with_entries
 from forethought.data.sources import array_inputs, load_records
 from forethought.jobs.job import JobError
-from forethought.jobs.load import PREPARED, ModelCard
+from forethought.jobs.load import PREPARED, ModelCard, public_constants
 from forethought.models import build
 from forethought.rounds.preparation import InputConstants, Prepared
 from forethought.training.folder import CARD, MODEL, STATEMENT, RunFolder
@@ -315,8 +315,7 @@ def _constants(card: ModelCard, path: Path) -> InputConstants:
         return Prepared.load(path / PREPARED).constants
     if card.standardise is None:
         return InputConstants()
-    shift, scale = ((value,) * card.inputs[0] for value in card.standardise)
-    return InputConstants(shift, scale)
+    return public_constants(card.standardise, card.inputs[0])
 
 
 def _frame_of(records: object, encoder: Encoder) -> pl.DataFrame:

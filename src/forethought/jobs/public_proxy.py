@@ -10,18 +10,19 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import torch
 
 from forethought.accounting import exact
 from forethought.accounting.adaptive import NegativeBinomialTrials
 from forethought.accounting.interval import at_least, at_most
-from forethought.data import load
+from forethought.data import Dataset, load
 from forethought.data.synthetic import like
 from forethought.federated.federation import Federation
 from forethought.gossip.gossip import Gossip
-from forethought.holders.simulate import simulate
+from forethought.holders.simulate import SimulatedRun, simulate
 from forethought.jobs.holders import Agreed, Holders
 from forethought.jobs.job import JobError, JobRequest, ModelSection
 from forethought.jobs.load import Loaded, load_job
@@ -31,15 +32,12 @@ from forethought.planning.defaults import noise_to_signal
 from forethought.planning.holders import mixings, undisturbed
 from forethought.planning.solve import PlanError
 from forethought.rounds.randomness import Seeds
+from forethought.utility.graph import UtilityGraph
 from forethought.utility.perturbing import utility_graph
-from forethought.utility.rehearsal import SyntheticSource
+from forethought.utility.rehearsal import Measure, Rehearsal, SyntheticSource
+from forethought.utility.rehearsal import rehearse as rehearse_plan
 from forethought.values.plan import Plan
-
-if TYPE_CHECKING:
-    from forethought.data import Dataset
-    from forethought.holders.simulate import SimulatedRun
-    from forethought.utility.graph import UtilityGraph
-    from forethought.utility.rehearsal import Measure, Rehearsal
+from forethought.values.serialisation import plain
 
 SYNTHETIC = "synthetic"
 # Default clip norms and noise multipliers of a utility graph.
@@ -68,14 +66,13 @@ def rehearse_job(
     Raises:
         JobError: the job protects persons. ValueError: a proxy of another shape, or too small.
     """
-    from forethought.utility.rehearsal import rehearse
 
     loaded.require_rows("a public proxy")
     private = loaded.dataset
     shape = private.train.inputs.shape[1:]
     if plan.preparation is not None:  # a public table keeps its declared ranges
         plan = plan.remade(preparation=plan.preparation.unmeasured)
-    return rehearse(
+    return rehearse_plan(
         plan,
         lambda: loaded.request.job.build_model(private),
         SyntheticSource(shape, private.classes, plan.examples)
@@ -142,14 +139,14 @@ class ComparedModel:
 
     Args:
         name: as in ``[model] name``. parameters: number of trained weights. plan: its plan.
-        noise: noise-to-signal ratio of its weights, from public numbers.
+        noise_to_signal: noise-to-signal ratio of its weights, from public numbers.
         rehearsal: of the plan on public data.
     """
 
     name: str
     parameters: int
     plan: Plan
-    noise: float
+    noise_to_signal: float
     rehearsal: Rehearsal
 
 
@@ -189,16 +186,7 @@ class Comparison:
             "chosen": self.chosen.name,
             "alike": [one.name for one in self.alike],
             "epsilon_of_a_trial": self.of_trial,
-            "models": [
-                {
-                    "name": one.name,
-                    "parameters": one.parameters,
-                    "noise_to_signal": one.noise,
-                    "plan": one.plan.to_dict(),
-                    "rehearsal": one.rehearsal.to_dict(),
-                }
-                for one in self.candidates
-            ],
+            "models": plain(self.candidates),
         }
 
     def text(self) -> str:
@@ -209,7 +197,7 @@ class Comparison:
             f"{one.name}: {of}{one.rehearsal.predicted:{form}} "
             f"({at_least(one.rehearsal.run_interval[0], form)} to "
             f"{at_most(one.rehearsal.run_interval[1], form)}), {one.parameters:,} weights, noise "
-            f"{one.noise:.2g} of the signal"
+            f"{one.noise_to_signal:.2g} of the signal"
             for one in self.candidates
         ]
         others = [one.name for one in self.alike if one is not self.chosen]
@@ -503,7 +491,6 @@ def _trainer(
     held: Holders, proxy: str | None, repeat: int, data_dir: Path | None
 ) -> tuple[Callable[[Agreed], SimulatedRun], int]:
     """A function that trains on the records of one repeat, and the number of held-out records."""
-    import torch
 
     job = held.loaded.request.job
     sizes = [plan.examples for plan in held.agreed.own_plans]

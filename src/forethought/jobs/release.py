@@ -7,12 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from forethought.accounting.statement import Statement
 from forethought.data.files import TABLES
 from forethought.jobs.job import JOB_NAME, JobError, JobRequest
 from forethought.values.caveats import Caveat
+from forethought.values.checks import require_only
 
 if TYPE_CHECKING:
-    from forethought.accounting.statement import Statement
     from forethought.statistics import Released
 
 
@@ -31,7 +32,6 @@ def release_job(
     from forethought.statistics.released import request as asked_of
     from forethought.statistics.table import rows
     from forethought.training.folder import PAID, locked
-    from forethought.values.checks import require_only
 
     job = request.job
     budget, schema = job.budget, job.data.table_schema()

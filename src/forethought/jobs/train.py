@@ -9,28 +9,32 @@ import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
+import torch
 
 from forethought.accounting import exact
-from forethought.accounting.adaptive import NegativeBinomialTrials, PoissonTrials
+from forethought.accounting.adaptive import NegativeBinomialTrials, PoissonTrials, Trials
 from forethought.accounting.interval import at_least, warn_if_hollow
 from forethought.data.basis import Basis, Curves
 from forethought.data.dataset import Dataset, PersonRows, Split, one_row_each
 from forethought.jobs.job import JOB_NAME, JobError, JobRequest, as_encoded, on_pixels, overridden
-from forethought.jobs.load import PREPARED, Loaded, load_job
+from forethought.jobs.load import PREPARED, Loaded, load_job, public_constants
 from forethought.ledger.book import Charge, unit_of
-from forethought.planning.alternatives import pareto, plan_phases, plan_tuning
+from forethought.ledger.paid_run import Advice, Ledger
+from forethought.planning.alternatives import Front, pareto, plan_phases, plan_tuning
 from forethought.planning.defaults import weight_noise
-from forethought.planning.forecast import SUPPOSED, forecast
-from forethought.planning.solve import PlanError, neighbours, plan
+from forethought.planning.forecast import SUPPOSED, Forecast, forecast
+from forethought.planning.solve import Neighbour, PlanError, neighbours, plan
 from forethought.rounds.contributions import mixing_layers
 from forethought.rounds.preparation import InputConstants, Prepared
 from forethought.rounds.private_sum import present_team
 from forethought.rounds.randomness import Seeds
-from forethought.training.cost import cost
+from forethought.training.cost import Cost, cost
 from forethought.training.execution import Execution, free_threads, leads, threads, usable
 from forethought.training.folder import (
     CARD,
@@ -42,30 +46,18 @@ from forethought.training.folder import (
     replace_file,
     threads_of,
 )
-from forethought.training.metrics import measured, outputs_of
+from forethought.training.metrics import Results, measured, outputs_of
 from forethought.training.records import PREPARED as CENTRED
 from forethought.training.records import arranged, warn_if_muted, warn_of_another_model
-from forethought.training.run import opened_task, train
-from forethought.training.search import phases_of, selection_of, train_until
+from forethought.training.run import Run, opened_task, train
+from forethought.training.search import Tuned, phases_of, selection_of, train_until
 from forethought.training.search import tune as search
-from forethought.training.shapes import addition_of
+from forethought.training.shapes import Shape, addition_of
 from forethought.utility.graph import UtilityGraph
 from forethought.values.checks import one_of, real, without_none
-from forethought.values.mechanism import Budget, Mechanism, Persons
+from forethought.values.mechanism import Budget, Persons
 from forethought.values.plan import Plan
-
-if TYPE_CHECKING:
-    from forethought.accounting.adaptive import Trials
-    from forethought.ledger.paid_run import Advice, Ledger, PaidRun
-    from forethought.planning.alternatives import Front
-    from forethought.planning.forecast import Forecast
-    from forethought.planning.solve import Neighbour
-    from forethought.training.cost import Cost
-    from forethought.training.metrics import Results
-    from forethought.training.run import Run
-    from forethought.training.search import Tuned
-    from forethought.training.shapes import Shape
-
+from forethought.values.serialisation import plain
 
 # A plan for a request with its alternatives and costs, before anything private is trained on.
 
@@ -103,11 +95,8 @@ class Proposal:
         epsilon = exact.epsilon(plan.mechanism, plan.delta, plan.records_per_person)
         return {
             "plan": plan.to_dict(),
-            "epsilon": {"lower": epsilon.lower, "upper": epsilon.upper, "reason": epsilon.reason},
-            "neighbours": [
-                {"name": near.name, "reason": near.reason, "plan": near.plan.to_dict()}
-                for near in self.alternatives
-            ],
+            "epsilon": plain(epsilon),
+            "neighbours": plain(self.alternatives),
             **({} if self.front is None else self.front.to_dict()),
             **without_none({"seconds": self.seconds, "memory": self.cost and self.cost.memory}),
             "forecast": [
@@ -431,17 +420,15 @@ def _standardised(
     """The prepared training data; ``options`` get the prepared held-out data and the files."""
     given = asked.loaded.request.job.data.standardise
     prepared = asked.plan.preparation
+    apply: Callable[[Any], Any]
     if prepared is not None and prepared.measures:
-        return _ranged(asked, data, folder, options)
-    if prepared is None or prepared.centres:  # the run itself releases the means for centring
+        apply = _by_ranges(asked, data, folder, options)
+    elif prepared is None or prepared.centres:  # the run itself releases the means for centring
         if not isinstance(given, tuple):
             return data
-        apply = _declared(given, asked.loaded.features).apply
+        apply = public_constants(given, asked.loaded.features).apply
     else:
-        constants = _released_once(asked, _counted(data, asked.plan), folder, options)
-        options["prepared"] = constants
-        options["files"] = {**options["files"], PREPARED: constants.to_json() + "\n"}
-        apply = constants.apply
+        apply = _released_once(asked, _counted(data, asked.plan), folder, options).apply
     if options["test"] is not None:
         options["test"] = (apply(options["test"][0]), options["test"][1])
     if isinstance(data, PersonRows):
@@ -450,18 +437,13 @@ def _standardised(
     return apply(data[0]), data[1]
 
 
-def _declared(given: tuple[float, float], features: int) -> InputConstants:
-    """The constants of a public mean and deviation, the same for each feature."""
-    shift, scale = given
-    return InputConstants((shift,) * features, (scale,) * features)
-
-
 def _released_once(
-    asked: PreparedJob, data: Any, folder: Path, options: Mapping[str, Any]
-) -> Prepared:
-    """The plan's releases before training: those of the continued run, or new ones.
+    asked: PreparedJob, data: Any, folder: Path, options: dict[str, Any]
+) -> InputConstants:
+    """The constants that are released before training: those of the continued run, or new ones.
 
-    In a run of several processes one process makes them.
+    ``options`` get the releases and their file. In a run of several processes one process makes
+    them.
     """
     from forethought.rounds.preparation import prepare
 
@@ -472,11 +454,16 @@ def _released_once(
             return kept.read_text("utf-8")
         return prepare(asked.plan, data, seeds=Seeds(None, options["noise_seed"])).to_json()
 
-    return Prepared.from_json(present_team().first(text))
+    found = Prepared.from_json(present_team().first(text))
+    options["prepared"] = found
+    options["files"] = {**options["files"], PREPARED: found.to_json() + "\n"}
+    return found.constants
 
 
-def _ranged(asked: PreparedJob, data: Records, folder: Path, options: dict[str, Any]) -> Records:
-    """The table, encoded with the ranges of its numbers that are released now."""
+def _by_ranges(
+    asked: PreparedJob, data: Records, folder: Path, options: dict[str, Any]
+) -> Callable[[Any], Any]:
+    """A function that encodes the table with the ranges of its numbers, which are released now."""
     encoder = asked.loaded.dataset.encoder
     assert encoder is not None and not isinstance(data, PersonRows)
     basis = encoder.basis or Basis(encoder.numbers)
@@ -484,16 +471,13 @@ def _ranged(asked: PreparedJob, data: Records, folder: Path, options: dict[str, 
     width = data[0].shape[1] - basis.more
     numbers = data[0][:, list(basis.numbers)]
     found = _released_once(asked, (numbers, data[1]), folder, options)
-    own = basis.with_ranges(found.constants.ranges)
+    own = basis.with_ranges(found.ranges)
     card = asked.loaded.card(asked.plan)
     card = replace(card, encoder=replace(encoder, basis=own))
-    options["prepared"] = found
     # The releases come first among the files: a continued run reads them and makes no new ones.
-    first = {PREPARED: found.to_json() + "\n"}
-    options["files"] = {**first, **options["files"], CARD: card.to_json()}
-    if options["test"] is not None:
-        options["test"] = (own.of(options["test"][0][:, :width]), options["test"][1])
-    return own.of(data[0][:, :width]), data[1]
+    files = options["files"]
+    options["files"] = {PREPARED: files[PREPARED], **files, CARD: card.to_json()}
+    return lambda inputs: own.of(inputs[:, :width])
 
 
 def _counted(data: Records, plan: Plan) -> tuple[Any, Any]:
@@ -558,16 +542,9 @@ def run(
     return found
 
 
-@dataclass(frozen=True)
-class _Advised:
+def _advised(ledger: Ledger, advice: Advice | None) -> Any:
     """A job's ledger; its refusal names the largest ε that the job could still have."""
-
-    ledger: Ledger
-    advice: Advice | None
-
-    def paid(self, mechanism: Mechanism, **options: Any) -> PaidRun:
-        """See :meth:`forethought.ledger.paid_run.Ledger.paid`."""
-        return self.ledger.paid(mechanism, advice=self.advice, **options)
+    return SimpleNamespace(paid=partial(ledger.paid, advice=advice))
 
 
 def _payer(
@@ -581,7 +558,7 @@ def _payer(
     if ledger is None:
         return None
     planned = prepared.loaded.request.job.budget.epsilon is not None and prepared.until is None
-    payer = _Advised(ledger, _advice(prepared) if planned else None)
+    payer = _advised(ledger, _advice(prepared) if planned else None)
     plan, run = prepared.plan, RunFolder(folder)
     released = plan.preparation is not None and not plan.preparation.centres
     if not released or not leads() or (options["resume"] and run.finished):
@@ -656,7 +633,6 @@ def _largest(asked: float, charged: Callable[[float], tuple[Plan, Charge]]) -> A
 
 def _threads(loaded: Loaded, folder: Path, resume: bool) -> int:
     """The number of threads: the job's, that of the continued run, or as many as are free."""
-    import torch
 
     settings = loaded.request.job.run
     begun = threads_of(RunFolder(folder)) if resume else None
@@ -784,7 +760,7 @@ def tune_job(
         raise JobError("a private search needs a budget, and held-out data to score trials on")
     dataset, given = loaded.dataset, job.data.standardise
     if isinstance(given, tuple):
-        apply = _declared(given, loaded.features).apply
+        apply = public_constants(given, loaded.features).apply
         train, test = (
             Split(np.asarray(apply(part.inputs)), part.targets)
             for part in (dataset.train, loaded.dataset.test)
@@ -815,6 +791,6 @@ def tune_job(
             files={JOB_NAME: loaded.request.released_text(), CARD: loaded.card().to_json()},
             overwrite=overwrite,
             about=job.about.about(),
-            ledger=payer and _Advised(payer, _largest(job.budget.epsilon, charged)),
+            ledger=payer and _advised(payer, _largest(job.budget.epsilon, charged)),
             **job.run.model_dump(include={"seed", "noise_seed", "micro_batch", "device"}),
         )

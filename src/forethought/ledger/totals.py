@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import lru_cache
 from itertools import pairwise
 from typing import Any, ClassVar
@@ -24,7 +24,7 @@ from forethought.accounting.dominating_pair import (
 from forethought.accounting.renyi import LIFT, RenyiCurve, rdp
 from forethought.accounting.theorems import unsampled_distance
 from forethought.ledger.book import Account, Charge
-from forethought.values.checks import one_of, real, whole
+from forethought.values.checks import one_of, real, settle, whole
 from forethought.values.mechanism import (
     ADJACENCIES,
     Adjacency,
@@ -32,7 +32,7 @@ from forethought.values.mechanism import (
     Mechanism,
     UnsupportedMechanismError,
 )
-from forethought.values.serialisation import exact_keys
+from forethought.values.serialisation import entries, exact_keys
 
 Sums = tuple[int, ...]
 
@@ -80,29 +80,23 @@ class TotalRule:
 
     def to_dict(self) -> dict[str, Any]:
         """The rule as JSON values; :meth:`from_dict` reads them back."""
-        budget = {"epsilon": self.budget.epsilon, "delta": self.budget.delta}
-        return {"kind": self.KIND, **budget, "adjacency": self.adjacency, **self._own()}
+        found: dict[str, Any] = {"kind": self.KIND}
+        for name, value in entries(self).items():
+            found |= value if name in _PARTS else {name: value}
+        return found
 
     @staticmethod
     def from_dict(values: Mapping[str, Any]) -> TotalRule:
         """The inverse of :meth:`to_dict`. Raises ValueError for anything else."""
-        values = dict(values)
-        kind = values.pop("kind", None)
+        known = dict(values)
+        kind = known.pop("kind", None)
         one_of("rule", kind, tuple(RULES))
-        common = {"epsilon", "delta", "adjacency"}
-        exact_keys("rule", {key: values[key] for key in common & values.keys()}, common)
-        one_of("adjacency", values["adjacency"], ADJACENCIES)
-        budget = Budget(values["epsilon"], values["delta"])
-        own = {key: value for key, value in values.items() if key not in common}
-        return RULES[kind]._restore(budget, values["adjacency"], own)
-
-    def _own(self) -> dict[str, Any]:
-        return {}
-
-    @classmethod
-    def _restore(cls, budget: Budget, adjacency: Adjacency, own: dict[str, Any]) -> TotalRule:
-        exact_keys(f"{cls.KIND} rule", own, set())
-        return cls(budget, adjacency)
+        names = {one.name for one in fields(RULES[kind])}
+        held = {name: {one.name for one in fields(_PARTS[name])} for name in names & _PARTS.keys()}
+        exact_keys(f"{kind} rule", known, (names - held.keys()).union(*held.values()))
+        one_of("adjacency", known["adjacency"], ADJACENCIES)
+        parts = {at: _PARTS[at](**{name: known.pop(name) for name in held[at]}) for at in held}
+        return RULES[kind](**known, **parts)
 
     @property
     def nothing(self) -> Sums:
@@ -160,9 +154,19 @@ class TotalRule:
         """The smallest ε, at the δ of the account's budget, that these sums keep."""
         raise NotImplementedError
 
+    @property
+    def limit(self) -> float:
+        """The largest amount that keeps the budget, in the rule's own unit."""
+        raise NotImplementedError
+
     def left(self, sums: Sequence[int]) -> float:
         """The largest ε at the account's δ of one more Gaussian release that fits; at least 0."""
-        raise NotImplementedError
+        rest = max(0, WHOLE - sums[0]) / WHOLE * self.limit / _ROUNDING
+        return gaussian_epsilon(self.budget.delta, self._mu(rest)) / _ROUNDING
+
+    def _mu(self, amount: float) -> float:
+        """μ of the Gaussian release that costs so much."""
+        return math.sqrt(amount)
 
     def more(self, sums: Sequence[int], charge: Charge) -> int:
         """The number of further charges like this one that fit; at most 10⁹."""
@@ -220,10 +224,6 @@ class GaussianRule(TotalRule):
         spent = _value(sums[0], self.limit)
         return spent if math.isinf(spent) else gaussian_epsilon(self.budget.delta, math.sqrt(spent))
 
-    def left(self, sums: Sequence[int]) -> float:
-        rest = max(0, WHOLE - sums[0]) / WHOLE * self.limit / _ROUNDING
-        return gaussian_epsilon(self.budget.delta, math.sqrt(rest)) / _ROUNDING
-
 
 @dataclass(frozen=True)
 class RenyiRule(TotalRule):
@@ -240,16 +240,7 @@ class RenyiRule(TotalRule):
     order: float = 0.0
 
     def __post_init__(self) -> None:
-        order = self.order or _order(self.budget)
-        object.__setattr__(self, "order", real("order", order, above=1))
-
-    def _own(self) -> dict[str, Any]:
-        return {"order": self.order}
-
-    @classmethod
-    def _restore(cls, budget: Budget, adjacency: Adjacency, own: dict[str, Any]) -> TotalRule:
-        exact_keys("renyi rule", own, {"order"})
-        return cls(budget, adjacency, real("order", own["order"], above=1))
+        settle(self, order=real("order", self.order or _order(self.budget), above=1))
 
     @property
     def limit(self) -> float:
@@ -271,10 +262,8 @@ class RenyiRule(TotalRule):
         spent = _value(sums[0], self.limit)
         return RenyiCurve((self.order,), (spent,)).epsilon(self.budget.delta)
 
-    def left(self, sums: Sequence[int]) -> float:
-        rest = max(0, WHOLE - sums[0]) / WHOLE * self.limit / _ROUNDING
-        mu = math.sqrt(2 * rest / self.order)
-        return gaussian_epsilon(self.budget.delta, mu) / _ROUNDING
+    def _mu(self, amount: float) -> float:
+        return math.sqrt(2 * amount / self.order)
 
 
 @lru_cache(maxsize=64)
@@ -318,6 +307,7 @@ class Clock:
 
     def __post_init__(self) -> None:
         real("variance", self.variance, above=0)
+        settle(self, steps=tuple((size, rate) for size, rate in self.steps))
         for size, rate in self.steps:
             whole("size of a step", size)
             real("number of steps", rate, least=0)
@@ -414,7 +404,7 @@ class ClockRule(TotalRule):
 
     def __post_init__(self) -> None:
         if self.clock is None:
-            object.__setattr__(self, "clock", Clock.suited(self.budget))
+            settle(self, clock=Clock.suited(self.budget))
         whole("blocks", self.blocks, least=0, most=100)
         if not self.clock.above(1.0, self.budget.epsilon) <= self.budget.delta:
             raise ValueError(
@@ -422,18 +412,6 @@ class ClockRule(TotalRule):
                 f"{self.budget.delta:g}: it takes a δ from 1e-22, and an ε from 0.0001 and from "
                 "ten times δ; choose them so, or take the rule 'gaussian' (--rule gaussian)"
             )
-
-    def _own(self) -> dict[str, Any]:
-        clock = self.clock
-        steps = {"variance": clock.variance, "steps": list(map(list, clock.steps))}
-        return {**steps, "leaps": clock.leaps, "blocks": self.blocks}
-
-    @classmethod
-    def _restore(cls, budget: Budget, adjacency: Adjacency, own: dict[str, Any]) -> TotalRule:
-        exact_keys("clock rule", own, {"variance", "steps", "leaps", "blocks"})
-        steps = tuple((size, rate) for size, rate in own["steps"])
-        clock = Clock(own["variance"], steps, own["leaps"])
-        return cls(budget, adjacency, clock, own["blocks"])
 
     def _costs(self, mechanism: Mechanism, group: int, rounds: int) -> Sums:
         if not any(part.sampling.hides(part.sampling.rounds_per_epoch) for part in mechanism):
@@ -460,9 +438,10 @@ class ClockRule(TotalRule):
             high *= 2
         return smallest(lambda level: self.clock.above(time, level) <= self.budget.delta, 0.0, high)
 
-    def left(self, sums: Sequence[int]) -> float:
-        rest = max(0, WHOLE - sums[0]) / WHOLE * self.clock.variance / _ROUNDING
-        return gaussian_epsilon(self.budget.delta, math.sqrt(rest)) / _ROUNDING
+    @property
+    def limit(self) -> float:
+        """The even growth of the clock, a variance."""
+        return self.clock.variance
 
 
 def smallest(
@@ -625,3 +604,5 @@ RULES: dict[str, type[TotalRule]] = {
     rule.KIND: rule for rule in (ClockRule, GaussianRule, RenyiRule)
 }
 DEFAULT = ClockRule.KIND
+# Fields of rules whose own fields stand among the rule's in JSON.
+_PARTS: dict[str, type[Any]] = {"budget": Budget, "clock": Clock}

@@ -572,58 +572,54 @@ def _lead(s: Statement) -> list[str]:
 def _checks(s: Statement, audited: bool | None, signed: str | None) -> list[tuple[str, str, str]]:
     """The rows (what, by whom, evidence) of all checks that were made or can be made."""
     verifier = "can be, by anyone: forethought account --verify"
-    compared = [
+    ran = "The rounds that ran are the rounds in this statement"
+    plain = s.accountant["kind"] in (EXACT, KNOWN_BATCHES) and all(
+        type(part) is Rounds and part.sampling.kind in ("poisson", "full-batch")
+        for part in s.mechanism
+    )
+    files = "The files that it rests on are the run's own"
+    model = None if s.about is None else s.about.model
+    key = signed if s.signature is None else s.signature.fingerprint
+    verdict = {None: "nobody, as far as this folder shows", False: "an audit: not refuted"}
+    rows: list[tuple[object, str, str, str]] = [
+        (s.releases, ran, "the run, before it wrote this", "its transcript, round by round"),
         (
-            "The rounds that ran are the rounds in this statement",
-            "the run, before it wrote this",
-            "its transcript, round by round",
-        )
-        if s.releases
-        else ("What ran", "nobody: nothing is known to have run", "none: it is about a plan"),
+            not s.releases,
+            "What ran",
+            "nobody: nothing is known to have run",
+            "none: it is about a plan",
+        ),
         (
+            True,
             "ε, δ and the table of attacks follow from the rounds",
             f"the run; {verifier}",
             "the rounds in statement.json",
         ),
+        (
+            plain and s.private and s.releases,
+            "The same by a second program and another method",
+            "can be, by anyone: tools/verify.py of the source code",
+            "transcript.json and plan.json, which it needs",
+        ),
+        (s.evidence, files, verifier, ", ".join(s.evidence.files) if s.evidence else ""),
+        (
+            s.evidence is None and s.plan,
+            "The plan beside it is the one that ran",
+            verifier,
+            f"{s.plan or '':.19}…",
+        ),
+        (model, "The model file is the one it is about", verifier, f"{model or '':.19}…"),
+        (key, "Who stands behind it", f"{verifier} --public-key FILE", f"Ed25519 key {key}"),
+        (
+            True,
+            "The code did what it says (an attempt to refute it)",
+            verdict.get(audited, "an audit: REFUTED"),
+            "no audit.json of this plan: forethought audit tries"
+            if audited is None
+            else "audit.json",
+        ),
     ]
-    plain = all(
-        type(part) is Rounds and part.sampling.kind in ("poisson", "full-batch")
-        for part in s.mechanism
-    )
-    if plain and s.private and s.accountant["kind"] in (EXACT, KNOWN_BATCHES) and s.releases:
-        compared.append(
-            (
-                "The same by a second program and another method",
-                "can be, by anyone: tools/verify.py of the source code",
-                "transcript.json and plan.json, which it needs",
-            )
-        )
-    if s.evidence is not None:
-        files = ", ".join(s.evidence.files)
-        compared.append(("The files that it rests on are the run's own", verifier, files))
-    elif s.plan is not None:
-        compared.append(("The plan beside it is the one that ran", verifier, f"{s.plan[:19]}…"))
-    if s.about is not None and s.about.model is not None:
-        compared.append(
-            ("The model file is the one it is about", verifier, f"{s.about.model[:19]}…")
-        )
-    if s.signature is not None:
-        signed = s.signature.fingerprint
-    if signed is not None:
-        compared.append(
-            (
-                "Who stands behind it",
-                f"{verifier} --public-key FILE",
-                f"Ed25519 key {signed}",
-            )
-        )
-    verdict = {None: "nobody, as far as this folder shows", False: "an audit: not refuted"}
-    by = verdict.get(audited, "an audit: REFUTED")
-    evidence = (
-        "no audit.json of this plan: forethought audit tries" if audited is None else "audit.json"
-    )
-    compared.append(("The code did what it says (an attempt to refute it)", by, evidence))
-    return compared
+    return [(what, by, evidence) for there, what, by, evidence in rows if there]
 
 
 def _head(s: Statement, first: str, second: str) -> list[str]:

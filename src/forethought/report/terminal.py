@@ -161,10 +161,7 @@ def plan_rows(plan: Plan) -> list[tuple[str, str]]:
     """The plan as pairs (name, value), with the exact ε of its releases."""
     epsilon = exact.epsilon(plan.mechanism, plan.delta, plan.records_per_person)
     of_persons = isinstance(plan.contribution, Persons)
-    rows = [("persons" if of_persons else "records", f"{plan.examples:,}")]
-    if plan.records_per_person > 1:
-        rows.append(("protected together", f"any {plan.records_per_person} records"))
-    parts = plan.privacy.mechanism.rounds
+    parts, several = plan.privacy.mechanism.rounds, plan.records_per_person
     drawn, split = parts[0].sampling.words(), ""
     if len(parts) > 1:
         drawn, split = drawn.partition(", rate")[0], f" in {len(parts)} parts"
@@ -172,40 +169,40 @@ def plan_rows(plan: Plan) -> list[tuple[str, str]]:
     noise = first_to_last([part.noise_multiplier for part in parts], ".4g")
     if isinstance(parts[0], Correlated):
         noise += f", correlated over rounds ({parts[0].strategy.kind})"
-    rows += [
+    alone = SEARCH_ALONE in plan.not_covered or PHASES_ALONE in plan.not_covered
+    kind, late = parts[0].clipping, plan.gradient_filter
+    each = "person" if of_persons else "record" if kind == "example" else kind
+    rows = [
+        ("persons" if of_persons else "records", f"{plan.examples:,}"),
+        ("protected together", several > 1 and f"any {several} records"),
         ("sampling", drawn),
         ("batch (expected)", first_to_last(sizes, ",.0f")),
         ("rounds", f"{plan.rounds:,}{split}  ({plan.epochs:.3g} epochs)"),
         ("noise multiplier σ", noise),
-    ]
-    alone = SEARCH_ALONE in plan.not_covered or PHASES_ALONE in plan.not_covered
-    kind = parts[0].clipping
-    each = "person" if of_persons else "record" if kind == "example" else kind
-    clip = f"{plan.clip_norm:g}, {plan.clip.rule}, per {each}"
-    if plan.groups is not None:
-        size = plan.mean_batch / plan.groups
-        rows.append(("groups", f"{plan.groups:,} of about {size:.0f} records"))
-    if plan.preparation is not None:
-        rows.append(("released first", _preparation_text(plan, plan.preparation)))
-    if plan.local is not None:
-        rows.append(("inside a group", plan.local.describe()))
-    if plan.augmentation is not None:
-        rows.append(("each record", plan.augmentation.describe()))
-    if plan.gradient_filter is not None:
-        late = plan.gradient_filter.rounds_late(plan.rounds)
-        rows.append(("gradient filter", f"{plan.gradient_filter.kind}, {late:.3g} rounds late"))
-    rows += [
-        ("clip norm", clip),
+        (
+            "groups",
+            plan.groups and f"{plan.groups:,} of about {plan.mean_batch / plan.groups:.0f} records",
+        ),
+        ("released first", plan.preparation and _preparation_text(plan, plan.preparation)),
+        ("inside a group", plan.local and plan.local.describe()),
+        ("each record", plan.augmentation and plan.augmentation.describe()),
+        (
+            "gradient filter",
+            late and f"{late.kind}, {late.rounds_late(plan.rounds):.3g} rounds late",
+        ),
+        ("clip norm", f"{plan.clip_norm:g}, {plan.clip.rule}, per {each}"),
         ("step size", f"{plan.optimizer.learning_rate:.4g}, {plan.schedule.kind}"),
         ("adjacency", plan.mechanism.adjacency),
         (
             "ε of this plan alone" if alone else "expected ε",
             f"{at_most(epsilon.upper)} at δ = {at_most(plan.delta, '.3g')}",
         ),
+        (
+            "less may be spent",
+            epsilon.reason and f"from {at_least(epsilon.lower)}: {epsilon.reason}",
+        ),
     ]
-    if epsilon.reason is not None:
-        rows.append(("less may be spent", f"from {at_least(epsilon.lower)}: {epsilon.reason}"))
-    return rows
+    return [(name, str(value)) for name, value in rows if value]
 
 
 def _preparation_text(plan: Plan, asked: Preparation) -> str:
@@ -265,16 +262,14 @@ def counting(console: Console, what: str, total: int) -> Iterator[Callable[[int,
 
 def facts(event: Any) -> str:
     """The known figures at a round, in a few words."""
-    parts = []
-    if event.loss is not None:
-        parts.append(f"loss {event.loss:.3f}")
-    if event.accuracy is not None:
-        parts.append(f"accuracy {event.accuracy:.1%}")
-    if event.epsilon is not None:
-        parts.append(f"ε {at_most(event.epsilon, '.3f')}")
-    if event.clipped is not None:
-        parts.append(f"clipped {event.clipped:.0%}")
-    return "  ".join(parts)
+    forms = {
+        "loss": "loss {:.3f}".format,
+        "accuracy": "accuracy {:.1%}".format,
+        "epsilon": lambda epsilon: f"ε {at_most(epsilon, '.3f')}",
+        "clipped": "clipped {:.0%}".format,
+    }
+    known = {name: getattr(event, name) for name in forms}
+    return "  ".join(forms[name](value) for name, value in known.items() if value is not None)
 
 
 def show_result(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Protocol
 
@@ -14,7 +13,7 @@ from forethought.gradients.sums import Ones
 from forethought.rounds.contributions import STATISTIC, unclipped
 from forethought.rounds.private_sum import PrivateRounds
 from forethought.rounds.randomness import Secrets, Seeds
-from forethought.rounds.records import MappedRecords, Records, as_records
+from forethought.rounds.records import MappedRecords, Records, as_records, require_size
 from forethought.values.mechanism import FullBatch, Mechanism, Rounds
 from forethought.values.plan import (
     LIKELY,
@@ -408,33 +407,22 @@ def released(
     asked, examples = privacy.preparation, privacy.examples
     if asked is None:
         raise ValueError("the plan has no preparation: make it with forethought.plan(preparation=)")
-    if len(records) != examples:
-        raise ValueError(
-            f"the plan is for {examples} examples, the data has {len(records)}: the "
-            "guarantee depends on it"
-        )
-    found: dict[str, Tensor] = {}
-    transcript = Transcript()
-    seeds = seeds or Seeds()
-    middle: tuple[float, ...] = ()
-    ranges: tuple[Range, ...] = ()
+    require_size(records, examples)
+    transcript, constants, seeds = Transcript(), InputConstants(), seeds or Seeds()
     if after is not None:
         transcript.extend(after.transcript)
-        ranges = after.constants.ranges
+        constants = after.constants
     for place, statistic in enumerate(asked.statistics):
         if place < len(transcript):
             continue
         rounds = _rounds(privacy, asked, statistic, seeds.part(place))
         total = rounds.open(0)
-        total.add(torch.nn.Module(), Vectors(records, asked, statistic, middle))
-        found[statistic] = total.release().mean()
+        total.add(torch.nn.Module(), Vectors(records, asked, statistic, constants.shift))
+        means = total.release().mean()
         transcript.extend(rounds.transcript)
+        constants = _with(constants, asked, statistic, means, examples)
         if statistic == "ranges":
-            ranges = usual_ranges(asked, found[statistic], examples)
             break
-        if statistic == "means":
-            middle = centre(asked, found[statistic], examples).shift
-    constants = replace(_constants(asked, found, examples), ranges=ranges)
     seeded = seeds.noise is not None or (after is not None and after.seeded)
     return Prepared(asked, examples, constants, seeded, transcript)
 
@@ -452,26 +440,34 @@ def _no_loss(outputs: Any, targets: Any) -> Tensor:
     raise TypeError("a statistic has no loss")
 
 
-def _constants(asked: Preparation, released: Mapping[str, Tensor], examples: int) -> InputConstants:
-    found = InputConstants()
-    if "means" in released:
-        found = centre(asked, released["means"], examples)
-    if "norms" in released:
-        found = rescaled(asked, found, float(released["norms"]), examples)
-    if "moments" in released:
-        found = moments(asked, released["moments"])
-    if "quantiles" in released:
-        found = quantiles(asked, released["quantiles"])
-    if "classes" in released:
-        found = replace(found, shares=shares(released["classes"]))
-    return found
+def _with(
+    known: InputConstants, asked: Preparation, statistic: Statistic, means: Tensor, examples: int
+) -> InputConstants:
+    """The constants after the release of one more statistic, given as noised means."""
+    match statistic:
+        case "ranges":
+            return replace(known, ranges=usual_ranges(asked, means, examples))
+        case "classes":
+            return replace(known, shares=shares(means))
+        case "means":
+            found = centre(asked, means, examples)
+        case "norms":
+            found = rescaled(asked, known, float(means), examples)
+        case "moments":
+            found = moments(asked, means)
+        case "quantiles":
+            found = quantiles(asked, means)
+    return replace(found, ranges=known.ranges, shares=known.shares)
 
 
 # Checks that the released preparation is the one that the plan accounts for.
 
 
-def require_prepared(plan: Paying, prepared: Prepared | None) -> None:
+def require_prepared(plan: Paying, prepared: Prepared | None, begun: bool = False) -> None:
     """Refuse a run whose first releases are not those that its plan accounts for.
+
+    Args:
+        begun: True to accept one that is incomplete, if the run itself can release the rest.
 
     Raises:
         ValueError: only one of the two has a preparation, or they differ; or the release is
@@ -490,11 +486,10 @@ def require_prepared(plan: Paying, prepared: Prepared | None) -> None:
             "prepared= is not what the plan pays for: its releases would be in no ε. Make the plan "
             "with forethought.plan(preparation=...) first, and prepare with that plan"
         )
-    if not prepared.whole:
+    if not prepared.whole and not (begun and prepared.preparation.becomes is not None):
         raise ValueError("prepared= has not all that the plan pays for: the run releases the rest")
-    paid = prepared.preparation.parts()
-    found = Mechanism(*paid, adjacency=privacy.mechanism.adjacency)
-    prepared.transcript.require(found)
+    paid = Mechanism(*prepared.preparation.parts(), adjacency=privacy.mechanism.adjacency)
+    prepared.transcript.require(paid.first(len(prepared.transcript)))
 
 
 def require_unprepared(plan: Paying, what: str) -> None:

@@ -31,7 +31,7 @@ from forethought.gradients.clipped import clipped_sums
 from forethought.gradients.sharded import Shards
 from forethought.gradients.sums import Sums, centred_count_below, next_clip_norm
 from forethought.rounds import contributions, randomness
-from forethought.rounds.records import Records, TensorRecords, content
+from forethought.rounds.records import Records, TensorRecords, content, require_size
 from forethought.values.mechanism import Correlated, Examples, Sampling
 from forethought.values.plan import Privacy, Round, Transcript, grid
 
@@ -316,13 +316,6 @@ class PrivateRounds:
         purpose = "model" if self.team.leads else f"model {self.team.rank}"
         self._generator.manual_seed(randomness.seed_of(self._secret, purpose, index))
 
-    def require_size(self, records: Records, chosen: Round) -> None:
-        """Refuse data of another size than the round's. Raises RoundError."""
-        if len(records) != chosen.examples:
-            raise RoundError(
-                f"the plan is for {chosen.examples} examples, the data has {len(records)}"
-            )
-
     def _contribute(
         self,
         into: Mapping[str, torch.Tensor],
@@ -331,7 +324,7 @@ class PrivateRounds:
         batch: contributions.DealtBatch,
         chosen: Round,
     ) -> torch.Tensor:
-        self.require_size(records, chosen)
+        require_size(records, chosen.examples, RoundError)
         with turns:  # threads share the generator and the objects that the model uses
             self.seed_model(chosen.index)
             return self._add(contributions.Addition(into, model, records, batch, chosen, self.how))
@@ -525,7 +518,7 @@ class PrivateSum:
         """
         if self._closed or self._left is not self._batch.indices:
             raise RoundError(f"round {self.round.index} is closed, or was added to before")
-        self.rounds.require_size(records, self.round)
+        require_size(records, self.round.examples, RoundError)
         self._met(hashed)
         if self.rounds.witness is not None:
             self.rounds.witness.met(self, model, records, None)

@@ -436,6 +436,17 @@ def label_of(record: Mapping[str, Any]) -> str:
     return found[0]
 
 
+def require_size(
+    records: Records, examples: int, refusal: Callable[[str], Exception] = ValueError
+) -> None:
+    """Refuse data of another size than the plan's, with an error of the kind ``refusal``."""
+    if len(records) != examples:
+        raise refusal(
+            f"the plan is for {examples} examples, the data has {len(records)}: the guarantee "
+            "depends on it. Make the plan with examples=len(data)"
+        )
+
+
 def blank(records: Records, size: int = 2) -> tuple[Any, Any]:
     """At most ``size`` records of zeros in the form of the given ones, without their values."""
     count = min(size, len(records))

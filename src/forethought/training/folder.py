@@ -1096,14 +1096,11 @@ class Checkpointer:
         self._due = time.monotonic() + max(SECONDS, SHARE * took)
 
 
-def continued(folder: RunFolder, plan: Plan | None) -> tuple[Plan, Checkpoint, RunSecrets] | None:
-    """The run that can be continued in a folder; its plan is that of plan.json.
-
-    Args:
-        plan: the plan of the caller, which must be equal; None takes the folder's.
+def continued(folder: RunFolder, plan: Plan) -> tuple[Checkpoint, RunSecrets] | None:
+    """The run of a plan that can be continued in a folder; it has the plan of plan.json.
 
     Returns:
-        Plan, checkpoint and keys; None if the run died before it began, with nothing released.
+        Checkpoint and keys; None if the run died before it began, with nothing released.
 
     Raises:
         CheckpointError: there is nothing to resume, the plan is another, or state was lost.
@@ -1117,7 +1114,7 @@ def continued(folder: RunFolder, plan: Plan | None) -> tuple[Plan, Checkpoint, R
         stored: Plan | None = Plan.from_dict(saved.values["plan"])
     else:
         stored = Plan.load(path) if path.is_file() else None
-    if stored is not None and plan is not None and stored != plan:
+    if stored not in (None, plan):
         raise CheckpointError(
             "cannot resume: the plan changed since the run began; the plan is that of "
             f"{path}. Leave plan out, or start a new run in another folder"
@@ -1134,7 +1131,7 @@ def continued(folder: RunFolder, plan: Plan | None) -> tuple[Plan, Checkpoint, R
         return None
     if stored is None:
         raise CheckpointError(f"cannot resume: {path} is gone, and it is the plan")
-    return stored, saved, RunSecrets.read(folder.checkpoint)
+    return saved, RunSecrets.read(folder.checkpoint)
 
 
 def threads_of(folder: RunFolder) -> int | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from importlib import import_module
@@ -51,8 +51,6 @@ class IterateAverage:
 
     def update(self, done: int) -> None:
         """Add the parameters as they are after ``done`` rounds to the average."""
-        if not self._pairs:
-            return
         if self._averaging.kind == "exponential":
             weight = 1 - min(self._averaging.decay, (1 + done) / (10 + done))
         else:
@@ -479,40 +477,27 @@ class Descent:
         self._last: dict[str, torch.Tensor] = {}  # the weights before the last step
         self._kept: tuple[Layout, torch.Tensor, dict[str, torch.Tensor]] | None = None
 
-    def step(
-        self,
-        noised: NoisedSum | Sequence[NoisedSum],
-        step_size: float | None,
-        divisor: float | None = None,
-    ) -> None:
-        """Step along a noised mean, or along the sum of several holders' noised sums.
+    def step(self, noised: NoisedSum, step_size: float | None) -> None:
+        """Step along a noised mean.
 
         Args:
-            noised: the released sum, or sums.
             step_size: the optimizer's learning rate; None keeps its own.
-            divisor: divides the sum; default: the sum of the rounds' divisors.
 
         Raises:
-            TypeError: anything but noised sums.
-            ValueError: sums about other parameters.
+            TypeError: anything but a noised sum. ValueError: a sum about other parameters.
         """
-        sums = [noised] if isinstance(noised, NoisedSum) else list(noised)
-        for one in sums:
-            if not isinstance(one, NoisedSum):
-                raise TypeError(
-                    f"an optimizer steps along a NoisedSum, not {type(one).__name__}: release it "
-                    "from a PrivateSum"
-                )
-            if one.layout.names != tuple(self.parameters):
-                raise ValueError("a noised sum about other parameters than the optimizer's")
-        total = sums[0].vector if len(sums) == 1 else torch.stack([s.vector for s in sums]).sum(0)
-        whole = sum(one.round.divisor for one in sums) if divisor is None else divisor
-        mean = total / whole
-        variance = sum(one.round.noise_std**2 for one in sums) / whole**2
+        if not isinstance(noised, NoisedSum):
+            raise TypeError(
+                f"an optimizer steps along a NoisedSum, not {type(noised).__name__}: release it "
+                "from a PrivateSum"
+            )
+        if noised.layout.names != tuple(self.parameters):
+            raise ValueError("a noised sum about other parameters than the optimizer's")
+        mean, variance = noised.mean(), noised.round.noise_std**2 / noised.round.divisor**2
         if self._filter is not None:
             mean, variance = self._filter.filtered(mean, variance)
             self._last = {name: p.detach().clone() for name, p in self.parameters.items()}
-        for name, part in self._mean(mean, sums[0].layout).items():
+        for name, part in self._mean(mean, noised.layout).items():
             self.parameters[name].grad = cut_like(part, self.parameters[name])
         if step_size is not None:
             for group in self.optimizer.param_groups:

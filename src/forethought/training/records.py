@@ -44,12 +44,13 @@ from forethought.rounds.records import (
     as_records,
     blank,
     content,
+    require_size,
 )
 from forethought.training.execution import check_model as check_unwrapped
 from forethought.training.execution import usable
 from forethought.values.caveats import Caveat
 from forethought.values.checks import function
-from forethought.values.mechanism import Mechanism, Persons
+from forethought.values.mechanism import Persons
 from forethought.values.plan import LEAST_NOISE, Plan
 from forethought.values.use import differences, is_linear, trained_parameters
 
@@ -119,11 +120,7 @@ def placed_records(
                 f"{LEAST_NOISE:g}, or 0 for training without privacy, which the statement says"
             )
     records = as_records(data, *form_of(model))
-    if len(records) != plan.examples:
-        raise ValueError(
-            f"the plan is for {plan.examples} examples, the data has {len(records)}: the "
-            "guarantee depends on it. Make the plan with examples=len(data)"
-        )
+    require_size(records, plan.examples)
     return records
 
 
@@ -487,16 +484,9 @@ def _digests(records: Records) -> Iterator[bytes]:
     for start in range(0, len(records), PIECE):
         indices = np.arange(start, min(start + PIECE, len(records)))
         leaves = torch.utils._pytree.tree_leaves(records.take(indices))
-        rows = [_rows(leaf, len(indices)) for leaf in leaves if isinstance(leaf, torch.Tensor)]
-        for place in range(len(indices)):
-            row = b"".join(part[place] for part in rows)
-            yield hashlib.blake2b(row, digest_size=16).digest()
-
-
-def _rows(leaf: torch.Tensor, count: int) -> list[bytes]:
-    raw = content(leaf)
-    width = len(raw) // count
-    return [raw[place * width : (place + 1) * width] for place in range(count)]
+        held = [np.frombuffer(content(x), np.uint8) for x in leaves if isinstance(x, torch.Tensor)]
+        for row in np.concatenate([part.reshape(len(indices), -1) for part in held], axis=1):
+            yield hashlib.blake2b(row.tobytes(), digest_size=16).digest()
 
 
 # Training a model of rows on persons: all rows of a person together are one contribution.
@@ -752,16 +742,9 @@ def require_answered(plan: Plan, prepared: Prepared | None) -> None:
             :func:`forethought.rounds.preparation.require_prepared`.
     """
     require_within_budget(plan)
-    asked = plan.preparation
-    if prepared is None and asked is not None and asked.centres:
+    if prepared is None and plan.preparation is not None and plan.preparation.centres:
         return
-    begun = prepared is not None and not prepared.whole and prepared.preparation.becomes is not None
-    paid = (plan.privacy.preparation, plan.privacy.examples)
-    if begun and prepared is not None and (prepared.preparation, prepared.examples) == paid:
-        whole = Mechanism(*prepared.preparation.parts(), adjacency=plan.mechanism.adjacency)
-        prepared.transcript.require(whole.first(len(prepared.transcript)))
-        return
-    require_prepared(plan, prepared)
+    require_prepared(plan, prepared, begun=True)
 
 
 def uncentred(plan: Plan) -> Plan:

@@ -786,7 +786,7 @@ def _begun(task: Task) -> tuple[RunSecrets, Checkpoint | None, dict[str, Any]]:
     if task.resume and task.folder is not None:
         begun = continued(task.folder, task.plan)
         if begun is not None:
-            _, saved, keys = begun
+            saved, keys = begun
             return keys, saved, {name: saved.values[name] for name in settings}
     return keys, None, settings
 

@@ -957,7 +957,7 @@ def _kept(
         begun = continued(folder, state.plan)
     saved = None
     if begun is not None:
-        _, saved, keys = begun
+        saved, keys = begun
         if "settings" not in saved.values:
             raise CheckpointError(
                 f"{folder.path} holds a run that is not in phases: resume it with forethought.train"

@@ -162,9 +162,9 @@ class AdditiveModel:
         return weight - weight.mean(0), bias - bias.mean(), spread
 
     @property
-    def _basis(self) -> Curves | None:
-        found = self.encoder.basis
-        assert found is None or isinstance(found, Curves)  # addition_of refuses others
+    def _basis(self) -> Curves:
+        found = self.encoder.basis or Curves(())
+        assert isinstance(found, Curves)  # addition_of refuses others
         return found
 
     @cached_property
@@ -174,7 +174,7 @@ class AdditiveModel:
         basis = self._basis
         for name, kind in self.encoder.columns:
             width = len(kind.titles(name))
-            own = number if kind.ranged and basis is not None else None
+            own = number if kind.ranged and basis.numbers else None
             number += kind.ranged
             if width:
                 found.append((name, kind, slice(at, at + width), own))
@@ -195,7 +195,7 @@ class AdditiveModel:
         _, _, part, number = self._parts[at]
         places, values = [np.arange(part.start, part.stop)], [own.astype(np.float64)]
         basis = self._basis
-        if basis is None or number is None:
+        if number is None:
             return np.concatenate(places), np.concatenate(values, axis=1)
         first, step = self._width, basis.pieces + 1
         places.append(first + step * number + np.arange(step))
@@ -212,7 +212,6 @@ class AdditiveModel:
 
     def _block(self, pair: int) -> NDArray[np.int64]:
         basis, step = self._basis, (PAIR_PIECES + 1) ** 2
-        assert basis is not None
         first = self._width + (basis.pieces + 1) * len(basis.numbers) + step * pair
         return first + np.arange(step)
 
@@ -234,6 +233,15 @@ class AdditiveModel:
             found.append(shares @ values / shares.sum())
         return tuple(found)
 
+    def _apart(self, at: int, own: NDArray[Any]) -> tuple[Doubles, Doubles]:
+        """What encoded entries add to a column's mean, (rows, outputs), and their features' part.
+
+        The second are the features' values, less their means.
+        """
+        places, values = self._of_column(at, own)
+        values = values - self._references[at]
+        return values @ self._outputs[0][:, places].T, values
+
     @cached_property
     def intercept(self) -> Doubles:
         """The outputs if every column contributes its mean."""
@@ -241,22 +249,18 @@ class AdditiveModel:
         found = bias.copy()
         for at, reference in enumerate(self._references):
             _, _, part, _ = self._parts[at]
-            empty = np.zeros((1, part.stop - part.start))
-            places, _ = self._of_column(at, empty)
+            places, _ = self._of_column(at, np.zeros((1, part.stop - part.start)))
             found += weight[:, places] @ reference
         basis = self._basis
-        for pair in range(len(basis.couples) if basis else 0):
-            assert basis is not None
+        for pair in range(len(basis.couples)):
             found -= basis.pair_size * (weight[:, self._block(pair)] @ np.kron(_MEAN, _MEAN))
         return found
 
     def columns(self, features: NDArray[np.float32]) -> Doubles:
         """Contributions of columns to outputs, for encoded records: (rows, columns, outputs)."""
-        weight, _, _ = self._outputs
-        found = np.empty((len(features), len(self._parts), len(weight)))
+        found = np.empty((len(features), len(self._parts), len(self._outputs[0])))
         for at, (_, _, part, _) in enumerate(self._parts):
-            places, values = self._of_column(at, features[:, part])
-            found[:, at] = (values - self._references[at]) @ weight[:, places].T
+            found[:, at], _ = self._apart(at, features[:, part])
         return found
 
     def pairs(self, features: NDArray[np.float32]) -> Doubles:
@@ -264,7 +268,7 @@ class AdditiveModel:
         weight, _, _ = self._outputs
         basis = self._basis
         found = np.zeros((len(features), len(weight)))
-        if basis is None or not basis.couples:
+        if not basis.couples:
             return found
         numbers = features[:, list(basis.numbers)].astype(np.float64)
         apart = hats(numbers, -1.0, 1.0, PAIR_PIECES) - _MEAN
@@ -289,18 +293,15 @@ class AdditiveModel:
             entries = kind.spread(PLACES)
             if not len(entries):
                 continue  # no declared values to show
-            places, values = self._of_column(at, kind.encode("", name, entries, 0, Outside()))
-            apart = values - self._references[at]
+            curve, apart = self._apart(at, kind.encode("", name, entries, 0, Outside()))
             missing: tuple[float, ...] = ()
             if kind.missing == "category":
                 lost = kind.encode("", name, entries.clear(1), 0, Outside())
-                _, row = self._of_column(at, lost)
-                missing = _tuples(((row - self._references[at]) @ weight[:, places].T)[0])
+                missing = _tuples(self._apart(at, lost)[0][0])
             sizes = [] if noise is None else noise * np.linalg.norm(apart, axis=1)
             called = {Category: "word", Date: "day"}.get(type(kind), "number")
-            curve = _tuples((apart @ weight[:, places].T).T)
             shown = tuple(map(_place, entries.to_list()))
-            curves.append(Shape(name, called, shown, curve, _tuples(sizes), missing))
+            curves.append(Shape(name, called, shown, _tuples(curve.T), _tuples(sizes), missing))
         surfaces = self._surfaces(weight, noise)
         surfaces.sort(key=lambda one: (not one.clear, -one.reach))
         intercept = _tuples(self.intercept)
@@ -308,8 +309,6 @@ class AdditiveModel:
 
     def _surfaces(self, weight: Doubles, noise: float | None) -> list[Surface]:
         basis = self._basis
-        if basis is None:
-            return []
         ranged = [(name, kind) for name, kind, _, number in self._parts if number is not None]
         apart = hats(np.linspace(-1, 1, SIDE), -1.0, 1.0, PAIR_PIECES) - _MEAN
         found = []
