@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 
 from forethought.jobs.job import DataSection
 from forethought.options import Keywords, Option, keys
+from forethought.utility.perturbing import GraphSettings
 
 ROOT = Path(__file__).parents[1]
 SOURCE, PAGE = ROOT / "src" / "forethought", ROOT / "docs" / "jobs.md"
@@ -41,6 +42,17 @@ class PlanKeywords(TypedDict, total=False):
     model: Any
     shape: tuple[int, ...]
 '''
+GRAPH_HEAD = '''\
+"""The settings of :func:`forethought.utility_graph`, for editors: written by tools/options.py."""
+
+from typing import TypedDict
+
+from forethought.utility.perturbing import NoiseScaleName
+from forethought.values.plan import ClipRule
+from forethought.values.use import Optimizer, Schedule
+
+class GraphKeywords(TypedDict, total=False):
+'''
 BOUNDS = {"above": ">", "least": "≥", "below": "<", "most": "≤"}
 KINDS: dict[Any, str] = {
     float: "number",
@@ -52,10 +64,9 @@ KINDS: dict[Any, str] = {
 }
 
 
-def keywords() -> str:
-    """The stub with the keywords of a plan, for editors and type checkers."""
-    lines = (f"    {name}: {kind}\n" for name, kind in Keywords.__annotations__.items())
-    return STUB_HEAD + "".join(lines)
+def keywords(head: str, of: type) -> str:
+    """The stub with the fields of a class as keywords, for editors and type checkers."""
+    return head + "".join(f"    {name}: {kind}\n" for name, kind in of.__annotations__.items())
 
 
 def first_used(module: str) -> str:
@@ -141,7 +152,8 @@ def renewed(text: str, marks: tuple[str, str], between: str) -> str:
 def files() -> dict[Path, str]:
     """Each file that something is generated in, as it should be."""
     return {
-        SOURCE / "keywords.pyi": keywords(),
+        SOURCE / "keywords.pyi": keywords(STUB_HEAD, Keywords),
+        SOURCE / "utility" / "keywords.pyi": keywords(GRAPH_HEAD, GraphSettings),
         SOURCE / "__init__.pyi": first_used("forethought"),
         SOURCE / "errors.pyi": first_used("forethought.errors"),
         **{

@@ -72,6 +72,7 @@ _FORMER = {
     "gossip.events": "gossip.messages",
     "gossip.gossip": "gossip.clipping",
     "gossip.pairing": "gossip.colouring gossip.tournament",
+    "gossip.worker": "gossip.count gossip.steps",
     "gradients.batch_mixing": "gradients.mixing",
     "gradients.boundary": "turns gradients.state",
     "gradients.sums": "gradients.terms",

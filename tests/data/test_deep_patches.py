@@ -247,8 +247,9 @@ def test_leading_components_are_decorrelated():
 
 @pytest.mark.parametrize("shape", [(2, 2, 24, 24), (2, 1, 19, 24), (2, 1, 24, 97), (2, 400)])
 def test_other_shapes_are_refused_with_what_is_allowed(shape):
-    with pytest.raises(ValueError, match="20 to 96"):
-        deep_patch_features(torch.zeros(shape))
+    for name in ("deep-patches", "shifted-patches"):
+        with pytest.raises(ValueError, match="20 to 96"):
+            features.features_of(torch.zeros(shape), name)
     split = Split(np.zeros(shape, np.float32), np.zeros(2, np.int64))
     with pytest.raises(DataError, match="own: deep patches"):
         features.with_features(Dataset("own", split, None, 2), "deep-patches")

@@ -6,7 +6,13 @@ import torch
 from numpy.typing import NDArray
 
 from forethought.data import DataError, Dataset, Split, features, files, load
-from forethought.data.scattering import decorrelation, group_normalised, scatter, strokes
+from forethought.data.scattering import (
+    decorrelation,
+    group_normalised,
+    scatter,
+    scattering_features,
+    strokes,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -26,11 +32,11 @@ def transforms(monkeypatch):
     """How often the transform really ran."""
     runs = []
 
-    def counted(*args, **options):
+    def counted(images):
         runs.append(1)
-        return scatter(*args, **options)
+        return scattering_features(images)
 
-    monkeypatch.setattr(features, "scatter", counted)
+    monkeypatch.setattr(features, "scattering_features", counted)
     return runs
 
 

@@ -201,7 +201,7 @@ def test_filters_are_counted_to_seven_bits():
 )
 def test_other_shapes_are_refused_with_what_is_allowed(shape):
     with pytest.raises(ValueError, match="12 to 96"):
-        patch_features(torch.zeros(shape))
+        features.features_of(torch.zeros(shape), "patches")
     split = Split(np.zeros(shape, np.float32), np.zeros(2, np.int64))
     with pytest.raises(DataError, match="own: patches need"):
         features.with_features(Dataset("own", split, None, 2), "patches")

@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from drawn import rand, randn
+from forethought.data import features_of
 from forethought.data.scattering import channels, group_normalised, scatter
 
 FIXTURE = Path(__file__).parent / "scattering_kymatio.npz"
@@ -104,11 +105,9 @@ def test_normalisation_stays_within_each_example() -> None:
 
 def test_refuses_what_is_no_image() -> None:
     with pytest.raises(ValueError, match=r"\(N, C, H,"):
-        scatter(torch.zeros(3, 28, 28))
+        features_of(torch.zeros(3, 28, 28), "scattering")
     with pytest.raises(ValueError, match="than 4 pixels"):
-        scatter(torch.zeros(1, 1, 4, 28))
-    with pytest.raises(ValueError, match="at least 1"):
-        scatter(torch.zeros(1, 1, 28, 28), scales=0)
+        features_of(torch.zeros(1, 1, 4, 28), "scattering")
 
 
 def test_no_images_have_no_features() -> None:

@@ -400,7 +400,7 @@ def _dealt_anew() -> AbstractContextManager[None]:
 
     def draw(self: Any, index: int) -> Any:
         cycle, turn = divmod(index - self._first, self._sampling.parts)
-        examples = len(self._dealt.order)
+        examples = sum(map(len, self._dealt))
         moved = turns(self._sampling, examples, self._stream, self._first + 7919 * cycle)
         part = moved._dealt[turn]
         return part[randomness._poisson(len(part), self._sampling.rate, self._stream.at(index))]

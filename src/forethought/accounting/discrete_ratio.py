@@ -745,7 +745,7 @@ def _one_term(a: float, epoch: int, lattices: _Lattices, above: bool) -> _Sum:
     """A single term on the lattices: the cells' masses by quadrature, to relative accuracy."""
     far = -float(ndtri(CUT / (8 * epoch)))
     bottom, top = math.exp(-a * far - a * a / 2), math.exp(a * (far + a) - a * a / 2)
-    # Mass beyond the ends, under Q and under P (the first moment under Q).
+    # Mass beyond the ends, which is as large under Q as under P (the first moment under Q).
     lost = (float(ndtr(-far)) + float(ndtr(-far - a))) * (1 + 1e-9)
     cells: list[tuple[int, np.ndarray]] = []
     r, inner = lattices.least, (0, 0)
@@ -791,5 +791,4 @@ def _one_term(a: float, epoch: int, lattices: _Lattices, above: bool) -> _Sum:
         else:
             gathered = (np.bincount(at, x[own], size) for x in (left + right, right))
             found[r] = _Points(first, *(np.asarray(x, dtype=float) for x in gathered))
-    lost_moment = (float(ndtr(-far - a)) + float(ndtr(-far))) * (1 + 1e-9)
-    return _Sum(1, found, lost, lost_moment).trimmed(epoch)
+    return _Sum(1, found, lost, lost).trimmed(epoch)

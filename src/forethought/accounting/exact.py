@@ -35,7 +35,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
 from operator import attrgetter
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -195,7 +195,6 @@ class Chained:
         return min(1.0, found * (1 + (_CHAIN_ROUNDING if end else -_CHAIN_ROUNDING)))
 
 
-Part = TypeVar("Part", bound=Pair | Epoch | DisclosedCount | DiscreteRatio)
 Counts = Mapping[Pair | Epoch | DisclosedCount, int]
 
 
@@ -274,7 +273,7 @@ def of_ratios(
     return Bounds(lower, upper)
 
 
-def of_ratios_below(counts: Mapping[Part, int], delta: float) -> float:
+def of_ratios_below(counts: Mapping[Any, int], delta: float) -> float:
     """A lower bound on ε at ``delta`` of rounds of which some are laws; 0 if none is known.
 
     An epoch is represented by its smaller law in convex order.
@@ -284,19 +283,19 @@ def of_ratios_below(counts: Mapping[Part, int], delta: float) -> float:
     return composed(with_ratios(counts, 1.0, 0), 1e-3, Asked(delta)).lower
 
 
-def all_integrable(counts: Mapping[Part, int]) -> bool:
+def all_integrable(counts: Mapping[Any, int]) -> bool:
     """True if a law can be built for each round that needs one, and the others be integrated."""
     return all(map(attrgetter("integrable"), counts))
 
 
-def only_pairs(counts: Mapping[Part, int]) -> dict[Pair, int] | None:
+def only_pairs(counts: Mapping[Any, int]) -> dict[Pair, int] | None:
     """The same counts if no round needs a law; None if some do."""
     found: dict[Pair, int] = {part: n for part, n in counts.items() if isinstance(part, Pair)}
     return found if len(found) == len(counts) else None
 
 
 def with_ratios(
-    counts: Mapping[Part, int], fineness: float, end: int
+    counts: Mapping[Any, int], fineness: float, end: int
 ) -> dict[Pair | DiscreteRatio, int]:
     """The rounds with their laws: the smaller ones in convex order (0), or the larger ones (1)."""
     return {part.ratios(fineness)[end]: n for part, n in counts.items()}

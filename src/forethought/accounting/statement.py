@@ -19,9 +19,9 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cache, partial, reduce
 from importlib import resources
 from itertools import accumulate, chain, combinations, groupby, pairwise
-from operator import add, itemgetter
+from operator import add
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from forethought import __version__
 from forethought.accounting.accountants import ACCOUNTANTS, EXACT, NETWORK, Accountant, amplified
@@ -279,6 +279,7 @@ class StatedRelease:
         settle(self, noise_multiplier=real("noise_multiplier", self.noise_multiplier, least=0))
 
 
+_Item = TypeVar("_Item")
 # A row of a transcript, or a row of a statement's list of releases.
 TranscriptRow = Releases | StatedRelease
 
@@ -374,12 +375,9 @@ def difference(
     for row in releases:
         if row.name not in names and row.name not in OF_NO_ROUND:
             return f"{row.name!r} was released besides the rounds, and is not accounted"
-    parts = ((part.count, part.noise_multiplier) for part in mechanism)
-    every = [_steps(parts)]
-    every += [_steps((row.count, row.noise_multiplier) for row in rows) for rows in names.values()]
-    ends = sorted({end for steps in every for end, _ in steps})
-    for start, end in pairwise([0, *ends]):
-        sigma, *done = (steps[bisect_left(steps, end, key=itemgetter(0))][1] for steps in every)
+    every: tuple[Iterable[Rounds | StatedRelease], ...] = (mechanism, *names.values())
+    noises = ([(one.noise_multiplier, one.count) for one in ones] for ones in every)
+    for start, end, (sigma, *done) in stretches(*noises):
         if not math.isclose(together(done), sigma, rel_tol=_ROUNDING):
             return (
                 f"rounds {start + 1:,} to {end:,} were released with noise "
@@ -402,10 +400,16 @@ def _after(before: list[StatedRelease], mechanism: Mechanism) -> Mechanism | Non
     return mechanism
 
 
-def _steps(rows: Iterable[tuple[int, float]]) -> list[tuple[int, float]]:
-    """Pairs (number of rounds up to the row's end, noise) of each row."""
-    counts, noises = zip(*rows, strict=True)
-    return list(zip(accumulate(counts), noises, strict=True))
+def stretches(*runs: Sequence[tuple[_Item, int]]) -> Iterator[tuple[int, int, list[_Item]]]:
+    """Each stretch of equal rounds: its first place, its end, and the item of each run.
+
+    Args:
+        runs: of equal length, each as pairs (item, number of rounds that have it).
+    """
+    ends = [list(accumulate(count for _, count in run)) for run in runs]
+    for start, end in pairwise([0, *sorted({*chain(*ends)})]):
+        items = (run[bisect_left(own, end)][0] for run, own in zip(runs, ends, strict=True))
+        yield start, end, list(items)
 
 
 def rows(releases: Iterable[StatedRelease]) -> Iterator[tuple[str, int, str]]:

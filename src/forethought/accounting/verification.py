@@ -43,6 +43,7 @@ from forethought.accounting.statement import (
     plan_digest,
     registered,
     required,
+    stretches,
     suited,
     whole_epsilon,
 )
@@ -468,18 +469,12 @@ def _require_ended(s: Statement, early: Caveat, planned: Mechanism) -> int:
 
 def _no_more_noise(stated: Mechanism, planned: Mechanism) -> bool:
     """True if these are the planned rounds, with at most their noise, as after a second release."""
-    one, other = [(part, part.count) for part in stated], [(part, part.count) for part in planned]
-    while one and other:
-        (first, here), (wanted, there) = one.pop(0), other.pop(0)
-        if first.noise_multiplier > wanted.noise_multiplier * (1 + 1e-12):
-            return False
-        if replace(first, noise_multiplier=wanted.noise_multiplier, count=wanted.count) != wanted:
-            return False
-        if here > there:
-            one.insert(0, (first, here - there))
-        elif there > here:
-            other.insert(0, (wanted, there - here))
-    return not (one or other)
+    both = ([(part, part.count) for part in mechanism] for mechanism in (stated, planned))
+    return all(
+        first.noise_multiplier <= wanted.noise_multiplier * (1 + 1e-12)
+        and replace(first, noise_multiplier=wanted.noise_multiplier, count=wanted.count) == wanted
+        for _, _, (first, wanted) in stretches(*both)
+    )
 
 
 def _examples(case: _Case) -> str | None:
@@ -739,24 +734,13 @@ def _shown(statement: Statement, entry: str) -> str:
     return str(value) if isinstance(value, int | str) and len(str(value)) <= 24 else ""
 
 
-_CHECKS: dict[str, Callable[[_Case], str | None]] = {
-    "version": _version,
-    "epsilon": _epsilon,
-    "attained": _attained,
-    "delta": _delta,
-    "group": _group,
-    "examples": _examples,
-    "clip_norm": _clip_norm,
-    "plan": _plan,
-    "mechanism": _mechanism,
-    "accountant": _accountant,
-    "randomness": _randomness,
-    "releases": _releases,
-    "attack": _attack,
-    "caveats": _caveats,
-    "about": _about,
-    "evidence": _evidence,
-    "signature": _signature,
-}
+# Each is named after its entry.
+_CHECKS: tuple[Callable[[_Case], str | None], ...] = (
+    *(_version, _epsilon, _attained, _delta, _group, _examples, _clip_norm, _plan, _mechanism),
+    *(_accountant, _randomness, _releases, _attack, _caveats, _about, _evidence, _signature),
+)
 # Entry → its check. Entries that follow from others were compared when the statement was read.
-CHECKS = {name: _CHECKS.get(name, _follows) for name in (*ENTRIES, "checksum", "signature")}
+CHECKS = {
+    **dict.fromkeys((*ENTRIES, "checksum", "signature"), _follows),
+    **{check.__name__.removeprefix("_"): check for check in _CHECKS},
+}

@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 from scipy import stats
 from scipy.signal import lfilter
@@ -163,11 +164,9 @@ def _repeated(together: Array, grid: bool) -> tuple[int, float]:
     if not grid:
         return len(together) - len(np.unique(together)), 0.5 * len(together) ** 2 * COLLISION
     keys = np.random.default_rng(0).integers(1, 2**63, STRETCH, dtype=np.uint64) | np.uint64(1)
-    bits = (together + 0.0).view(np.uint64)
-    count = len(bits) - STRETCH + 1
-    hashed = np.zeros(count, dtype=np.uint64)
-    for place, key in enumerate(keys):
-        hashed += key * (bits[place : place + count] >> np.uint64(8))
+    bits = (together + 0.0).view(np.uint64) >> np.uint64(8)
+    hashed = sliding_window_view(bits, STRETCH) @ keys
+    count = len(hashed)
     return count - len(np.unique(hashed)), 0.5 * count**2 * COLLISION
 
 

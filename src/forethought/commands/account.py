@@ -40,7 +40,7 @@ def account(
     ),
     sign: Path | None = option("Sign a statement that holds; see keygen.", metavar="KEY"),
     compare: bool = flag("--compare", "Show what every other analysis says of it."),
-    figure: command.Figures = None,
+    figure: Path | None = command.FIGURES,
     **flags: Any,
 ) -> None:
     """Say exactly how private something is: from numbers, a plan, a run or a statement."""
@@ -95,7 +95,7 @@ def account(
         if verification is not None:
             more["checked"] = list(verification.checked)
             more["not_checked"] = dict(verification.not_checked)
-        output.json({**json.loads(statement.to_json()), **more})
+        output.json(lambda: {**json.loads(statement.to_json()), **more})
     else:
         page = path and (path if path.is_dir() else path.parent) / "statement.md"
         terminal.show_statement(
@@ -140,7 +140,7 @@ def audit(
     out: Path | None = option("Folder for audit.json and the figure."),
     seed: int | None = option("Of the audit's own choices."),
     self_test: bool = flag("--self-test", "Plant faults and show which check finds each."),
-    data_dir: command.DataDir = None,
+    data_dir: Path | None = command.DATA_DIR,
 ) -> None:
     """Try to refute what a run claims; it never proves it. Exit status 1 if refuted."""
     from forethought.jobs import audit as jobs
@@ -191,13 +191,11 @@ def audit(
     written, figure = jobs.save(audited)
     if figure is not None:
         report.draw_audit(audited.audit, figure)
-    if output.as_json:
-        files = {"audit": str(written), "figure": None if figure is None else str(figure)}
-        output.json({**audited.audit.to_dict(), "files": files})
-    else:
-        report.show_audit(output.console, audited.audit)
-        output.show_files([written], "\nwritten")
-        output.show_files([] if figure is None else [figure])
+    files = {"audit": str(written), "figure": None if figure is None else str(figure)}
+    output.json(lambda: {**audited.audit.to_dict(), "files": files})
+    report.show_audit(output.console, audited.audit)
+    output.show_files([written], "\nwritten")
+    output.show_files([] if figure is None else [figure])
     _end_refuted(audited.audit)
 
 
@@ -206,7 +204,7 @@ def _self_test(output: command.Output, seed: int | None) -> None:
     from forethought.report import audit as report
 
     result = self_test(seed)
-    output.json(result.to_dict())
+    output.json(result.to_dict)
     report.show_self_test(output.console, result)
     if not result.passed:
         missed = [row.name for row in result.faults if not row.caught]
@@ -300,4 +298,4 @@ def report(
         printed = [print_pdf(page, page.with_suffix(".pdf")) for page in pages]
         terminal.show_summary(output.console, summary)
         output.show_files(printed, "printed")
-    output.json(values)
+    output.json(lambda: values)

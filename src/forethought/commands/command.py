@@ -20,36 +20,8 @@ from rich.text import Text
 from forethought.options import flags
 from forethought.values.serialisation import Stored
 
-JobFile = Annotated[Path | None, typer.Argument(help="Job file (TOML).")]
-Run = Annotated[Path, typer.Argument(help="Run folder of a finished training.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object for machines.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only errors.")]
-DataDir = Annotated[
-    Path | None,
-    # Not envvar=: the loader reads FORETHOUGHT_DATA, behind a folder that a person named.
-    typer.Option("--data-dir", help="Folder with the data sets. Default: FORETHOUGHT_DATA."),
-]
-Replayed = Annotated[
-    int | None,
-    typer.Option(
-        "--replay",
-        min=1,
-        help="Replay so many rounds, from first to last, against a slow reference.",
-    ),
-]
-Figures = Annotated[Path | None, typer.Option(help="Draw the figures into this folder.")]
-Overwrite = Annotated[bool, typer.Option(help="Replace what is there.")]
-Paying = Annotated[
-    str | None,
-    typer.Option(
-        "--ledger",
-        metavar="BOOK#DATA",
-        help="Pay from this data set's budget. Default: the job's \\[ledger].",
-    ),
-]
-PublicProxy = Annotated[
-    str | None, typer.Option(help="Public data set in place of the job's own, or 'synthetic'.")
-]
 _Command = TypeVar("_Command", bound=Callable[..., None])
 
 
@@ -66,6 +38,23 @@ def flag(name: str, help: str) -> Any:
 def argument(help: str, default: Any = ..., **rules: Any) -> Any:
     """The default of a parameter that is an argument."""
     return typer.Argument(default, help=help, **rules)
+
+
+JOB_FILE = argument("Job file (TOML).", default=None)
+RUN = argument("Run folder of a finished training.")
+# Not envvar=: the loader reads FORETHOUGHT_DATA, behind a folder that a person named.
+DATA_DIR = option("Folder with the data sets. Default: FORETHOUGHT_DATA.", "--data-dir")
+REPLAYED = option(
+    "Replay so many rounds, from first to last, against a slow reference.", "--replay", min=1
+)
+FIGURES = option("Draw the figures into this folder.")
+OVERWRITE = option("Replace what is there.", default=False)
+PAYING = option(
+    "Pay from this data set's budget. Default: the job's \\[ledger].",
+    "--ledger",
+    metavar="BOOK#DATA",
+)
+PUBLIC_PROXY = option("Public data set in place of the job's own, or 'synthetic'.")
 
 
 class Output:
@@ -89,10 +78,10 @@ class Output:
         """Print words as they are: names in them may have brackets, which are no markup."""
         self.console.print(words, markup=False)
 
-    def json(self, values: Any) -> None:
-        """Print values as JSON on standard output, if that was asked for."""
+    def json(self, values: Callable[[], Any]) -> None:
+        """Print the values of a function as JSON on standard output, if that was asked for."""
         if self.as_json:
-            print(json.dumps(values, indent=2))
+            print(json.dumps(values(), indent=2))
 
     def show_files(self, paths: Sequence[Path], what: str = "figure") -> None:
         """Print a line for each file that was written."""

@@ -33,32 +33,20 @@ gossip = command.Commands(
     help="Private training without a server: neighbours on a graph average and step alone.",
     no_args_is_help=True,
 )
-FederationJob = Annotated[Path, typer.Argument(help="Job file (TOML) with a \\[federation].")]
-ServerKeys = Annotated[
-    Path, typer.Option("--keys", help="Own folder of keys, with roster.json and federation.json.")
-]
-Address = Annotated[
-    str | None,
-    typer.Option(
-        callback=command.host_port,
-        help="host:port. Default: the job's, or 127.0.0.1:8750; a SuperLink's: 127.0.0.1:8000.",
-    ),
-]
-Carrier = Annotated[str, typer.Option("--engine", help="Carries the messages: grpc or flower.")]
-Certificates = Annotated[
-    Path | None, typer.Option(help="PEM file that the SuperLink's certificate is checked against.")
-]
-Allowed = Annotated[
-    float | None, typer.Option(help="Largest ε that the own plan may spend. Default: the job's.")
-]
-AtDelta = Annotated[float | None, typer.Option(help="At this δ.")]
-WitnessFolder = Annotated[
-    Path | None,
-    typer.Option(help="Folder that counts releases, to tell a restored ledger. Default: --keys."),
-]
-MemberFolder = Annotated[
-    Path | None, typer.Option(help="Ledger, secrets and results. Default: runs/JOB-NAME.")
-]
+FEDERATION_JOB = argument("Job file (TOML) with a \\[federation].")
+SERVER_KEYS = option(
+    "Own folder of keys, with roster.json and federation.json.", "--keys", default=...
+)
+ADDRESS = option(
+    "host:port. Default: the job's, or 127.0.0.1:8750; a SuperLink's: 127.0.0.1:8000.",
+    callback=command.host_port,
+)
+CARRIER = option("Carries the messages: grpc or flower.", "--engine", default="grpc")
+CERTIFICATES = option("PEM file that the SuperLink's certificate is checked against.")
+ALLOWED = option("Largest ε that the own plan may spend. Default: the job's.")
+AT_DELTA = option("At this δ.")
+WITNESS_FOLDER = option("Folder that counts releases, to tell a restored ledger. Default: --keys.")
+MEMBER_FOLDER = option("Ledger, secrets and results. Default: runs/JOB-NAME.")
 
 
 # Commands of both `federate` and `gossip`.
@@ -76,7 +64,7 @@ def plan(
     rehearse: bool = flag(
         "--rehearse", "Simulate it on a public proxy; predict accuracy, of a gossip by every graph."
     ),
-    public_proxy: command.PublicProxy = None,
+    public_proxy: str | None = command.PUBLIC_PROXY,
     repeats: int | None = option(
         "Runs of a rehearsal. Default: 3; of a gossip, 1 of each graph.", min=1
     ),
@@ -85,7 +73,7 @@ def plan(
         typer.Option(help="A distant worker; ε against what it sees. May be given again."),
     ] = None,
     save: Path | None = option("Write what all agree on here."),
-    data_dir: command.DataDir = None,
+    data_dir: Path | None = command.DATA_DIR,
 ) -> None:
     """Show what every client or worker would spend, send and take, before anybody trains."""
     from forethought.jobs.holders import holders_of, plan_job
@@ -110,7 +98,9 @@ def plan(
         runs = repeats or (3 if kind == "federation" else 1)
         with counting(output.console, "Rehearsing", runs) as progress:
             rehearsal = rehearsed(held, public_proxy, runs, data_dir, progress)
-    output.json(found.to_dict() | ({} if rehearsal is None else {"rehearsal": asdict(rehearsal)}))
+    output.json(
+        lambda: found.to_dict() | ({} if rehearsal is None else {"rehearsal": asdict(rehearsal)})
+    )
     report.show_plan(output.console, found)
     if isinstance(rehearsal, GossipRehearsal):
         report.show_rehearsal(output.console, rehearsal)
@@ -120,7 +110,7 @@ def plan(
 
 def simulate(
     output: command.Output,
-    job_file: command.JobFile = None,
+    job_file: Path | None = command.JOB_FILE,
     demo: bool = flag("--demo", "The digits over ten clients, or eight workers."),
     out: Path | None = option("Folder for results, and to go on from. Default: none."),
     resume: bool = flag("--resume", "Go on with the simulation in --out."),
@@ -128,7 +118,7 @@ def simulate(
     engine: str = option(
         "Of these processes: processes, ray, or ray:ADDRESS of a cluster.", default="processes"
     ),
-    data_dir: command.DataDir = None,
+    data_dir: Path | None = command.DATA_DIR,
 ) -> None:
     """Train all holders of a job in virtual time on this computer."""
     from forethought.jobs.holders import holders_of, simulate_job
@@ -156,7 +146,7 @@ def simulate(
     if out is not None:
         report.draw_simulation(summary, out)
     report.show_simulated(output.console, summary)
-    output.json({name: value for name, value in summary.items() if name != "timeline"})
+    output.json(lambda: {name: value for name, value in summary.items() if name != "timeline"})
 
 
 def keys(
@@ -167,7 +157,7 @@ def keys(
         "Make this member's own keys only: a client, a worker or 'server'."
     ),
     join: list[Path] | None = option("A member's identity.json; once for each member."),
-    data_dir: command.DataDir = None,
+    data_dir: Path | None = command.DATA_DIR,
 ) -> None:
     """Make keys, certificates, the roster, and what all agree on.
 
@@ -332,16 +322,16 @@ def _paused() -> typer.Exit:
 )
 def server(
     output: command.Output,
-    job_file: FederationJob,
-    key_folder: ServerKeys,
+    job_file: Path = FEDERATION_JOB,
+    key_folder: Path = SERVER_KEYS,
     out: Path | None = option("Journal and results. Default: runs/JOB-server."),
-    address: Address = None,
-    engine: Carrier = "grpc",
-    certificates: Certificates = None,
+    address: str | None = ADDRESS,
+    engine: str = CARRIER,
+    certificates: Path | None = CERTIFICATES,
     page: int | None = option(
         "Port of the status page on 127.0.0.1; 0: any free one.", max=65535, min=0
     ),
-    data_dir: command.DataDir = None,
+    data_dir: Path | None = command.DATA_DIR,
 ) -> None:
     """Serve a federation until it is finished; started again, it goes on where it was."""
     from rich.live import Live
@@ -393,7 +383,7 @@ def server(
     if accuracy is not None:
         output.console.print(f"accuracy on held-out data {accuracy:.2%}")
     output.say(f"model in {folder}")
-    output.json({"accuracy": accuracy, **served.status.to_dict()})
+    output.json(lambda: {"accuracy": accuracy, **served.status.to_dict()})
 
 
 def _by_flower(
@@ -421,24 +411,24 @@ def _by_flower(
 @federate.command(epilog="Example: forethought federate client job.toml --keys keys/hospital-a")
 def client(
     output: command.Output,
-    job_file: FederationJob,
-    key_folder: ServerKeys,
-    out: MemberFolder = None,
-    address: Address = None,
-    engine: Carrier = "grpc",
-    certificates: Certificates = None,
+    job_file: Path = FEDERATION_JOB,
+    key_folder: Path = SERVER_KEYS,
+    out: Path | None = MEMBER_FOLDER,
+    address: str | None = ADDRESS,
+    engine: str = CARRIER,
+    certificates: Path | None = CERTIFICATES,
     node_key: Path | None = option(
         "Private key that Flower's SuperLink knows this node by (OpenSSH)."
     ),
-    epsilon: Allowed = None,
-    delta: AtDelta = None,
+    epsilon: float | None = ALLOWED,
+    delta: float | None = AT_DELTA,
     leave: bool = flag(
         "--leave", "The server goes on without you; without masks you may begin again."
     ),
-    witness: WitnessFolder = None,
-    ledger: command.Paying = None,
-    replay: command.Replayed = None,
-    data_dir: command.DataDir = None,
+    witness: Path | None = WITNESS_FOLDER,
+    ledger: str | None = command.PAYING,
+    replay: int | None = command.REPLAYED,
+    data_dir: Path | None = command.DATA_DIR,
 ) -> None:
     """Take part in a federation; Ctrl-C pauses, the same command goes on."""
     from forethought.holders.topology import LEFT
@@ -464,7 +454,7 @@ def client(
         look=_progress(output, _of_client),
     )
     output.json(
-        {
+        lambda: {
             "name": name,
             "reason": took.reason,
             "updates": took.updates,
@@ -500,7 +490,7 @@ def gossip_train(
     address: str | None = option(
         "Ray cluster: host:port or auto. Default: processes of this machine."
     ),
-    data_dir: command.DataDir = None,
+    data_dir: Path | None = command.DATA_DIR,
 ) -> None:
     """Train a job's gossip on a Ray cluster; Ctrl-C pauses, the same command goes on."""
     from forethought.jobs.holders import section_of
@@ -521,7 +511,7 @@ def gossip_train(
             f"{one['name']}: {one['reason'] or 'paused'}, {one['updates']} updates, {spent} "
             f"against the neighbours{accuracy}",
         )
-    output.json({"workers": found})
+    output.json(lambda: {"workers": found})
     if any(one["reason"] is None for one in found):
         raise _paused()
     if any(one["reason"] == "ledger set back" for one in found):
@@ -535,16 +525,16 @@ def peer(
     key_folder: Path = option(
         "Own folder of keys, with roster, gossip, first weights.", "--keys", default=...
     ),
-    out: MemberFolder = None,
+    out: Path | None = MEMBER_FOLDER,
     listen: str | None = option(
         "host:port to listen on. Default: the roster's.", callback=command.host_port
     ),
-    epsilon: Allowed = None,
-    delta: AtDelta = None,
-    witness: WitnessFolder = None,
-    ledger: command.Paying = None,
-    replay: command.Replayed = None,
-    data_dir: command.DataDir = None,
+    epsilon: float | None = ALLOWED,
+    delta: float | None = AT_DELTA,
+    witness: Path | None = WITNESS_FOLDER,
+    ledger: str | None = command.PAYING,
+    replay: int | None = command.REPLAYED,
+    data_dir: Path | None = command.DATA_DIR,
 ) -> None:
     """Be one worker of a gossip between sites; Ctrl-C pauses, the same command goes on."""
     from forethought.jobs import members as jobs
@@ -563,7 +553,7 @@ def peer(
     )
     if done.accuracy is not None:
         output.console.print(f"accuracy {done.accuracy:.1%} of this worker's model")
-    output.json(done.summary())
+    output.json(done.summary)
     drove = done.took.drove
     if "alone" in drove.counts:
         words = "nobody is there; if all have finished, the statement is the last word of this one"

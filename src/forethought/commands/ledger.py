@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import closing, nullcontext
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -26,18 +26,11 @@ ledger = command.Commands(
     no_args_is_help=True,
 )
 
-Place = Annotated[
-    str, typer.Argument(metavar="BOOK", help="File, sqlite:///FILE, postgresql://… or https://….")
-]
-Data = Annotated[str, typer.Option("--data", help="The data set's name.")]
-Key = Annotated[
-    Path | None,
-    typer.Option("--key", help="Key that signs every entry (forethought keygen).", dir_okay=False),
-]
+PLACE = argument("File, sqlite:///FILE, postgresql://… or https://….", metavar="BOOK")
+DATA = option("The data set's name.", "--data", default=...)
+KEY = option("Key that signs every entry (forethought keygen).", "--key", dir_okay=False)
 _MOST = 2**63 - 1  # the largest number in a database
-TokenFile = Annotated[
-    Path | None, typer.Option(help="With https://…: file of the token.", dir_okay=False)
-]
+TOKEN_FILE = option("With https://…: file of the token.", dir_okay=False)
 
 
 def url_of(place: str) -> str:
@@ -77,8 +70,8 @@ def _store(place: str, key: Path | None) -> Store:
 )
 def open_account(
     output: command.Words,
-    place: Place,
-    data: Data,
+    place: str = PLACE,
+    data: str = DATA,
     epsilon: float = option("ε of everything together.", default=...),
     delta: float = option("δ of everything together.", default=...),
     until: str | None = option("Last day on which something may be reserved, YYYY-MM-DD."),
@@ -93,7 +86,7 @@ def open_account(
         min=0,
         max=100,
     ),
-    key: Key = None,
+    key: Path | None = KEY,
 ) -> None:
     from forethought.ledger.book import Account
     from forethought.ledger.paid_run import user
@@ -121,8 +114,8 @@ def open_account(
 )
 def reserve(
     output: command.Output,
-    place: Place,
-    data: Data,
+    place: str = PLACE,
+    data: str = DATA,
     plan: list[Path] = option(
         "Saved plan whose whole mechanism is reserved; repeated: a series, fixed now, "
         "released in this order, which composes exactly.",
@@ -130,8 +123,8 @@ def reserve(
     ),
     purpose: str = option("Of the run, for whoever reads the book.", default=""),
     partition: str | None = option('Records of one part only: "site=A".'),
-    token_file: TokenFile = None,
-    key: Key = None,
+    token_file: Path | None = TOKEN_FILE,
+    key: Path | None = KEY,
 ) -> None:
     """Reserve plans by hand, for what this program does not run itself."""
     from forethought.ledger.book import Charge, unit_of
@@ -146,7 +139,7 @@ def reserve(
     with closing(_book(place, token_file, key)) as book:
         made = book.reserve(data, charge, purpose=purpose)
         total = book.total(data)
-    output.json({"reservation": made.number, "total": asdict(total)})
+    output.json(lambda: {"reservation": made.number, "total": asdict(total)})
     output.say(
         f"reservation {made.number}; {data!r} has ε {at_least(total.left)} left for one more "
         "release",
@@ -156,9 +149,9 @@ def reserve(
 @ledger.command(epilog="Example: forethought ledger show books.db --data patients")
 def show(
     output: command.Output,
-    place: Place,
+    place: str = PLACE,
     data: str | None = option("One data set. Default: all.", "--data"),
-    token_file: TokenFile = None,
+    token_file: Path | None = TOKEN_FILE,
 ) -> None:
     """Show what is spent, what is left, and what that can still buy."""
     from forethought.ledger.page import shown
@@ -170,16 +163,16 @@ def show(
         output.say(text)
     if not found:
         output.console.print("no account yet: forethought ledger open")
-    output.json([values for _, values in found])
+    output.json(lambda: [values for _, values in found])
 
 
 @ledger.command(epilog="Example: forethought ledger verify books.db --head sha256:…")
 def verify(
     output: command.Output,
-    place: Place,
+    place: str = PLACE,
     head: str | None = option("A hash that must be in it, such as a statement's."),
     public_key: Path | None = option("Key that must have signed every entry.", dir_okay=False),
-    token_file: TokenFile = None,
+    token_file: Path | None = TOKEN_FILE,
 ) -> None:
     """Find any edit, deletion or reordering in a book, or in its JSON export."""
     from forethought.ledger.chain import verify_export
@@ -191,7 +184,7 @@ def verify(
     else:
         with closing(_book(place, token_file, public_key)) as book:
             problems = book.verify(head)
-    output.json({"problems": list(problems)})
+    output.json(lambda: {"problems": list(problems)})
     if problems:
         raise typer.Exit(command.fail(f"{place} does not verify: {'; '.join(problems)}", 1))
     output.console.print(f"{place} verifies: chain, signatures, sums and lives")
@@ -202,11 +195,11 @@ def verify(
 )
 def export(
     output: command.Words,
-    place: Place,
+    place: str = PLACE,
     out: Path = option("patients.html for one data set, book.json for all.", default=...),
     data: str | None = option("Of the page.", "--data"),
-    overwrite: command.Overwrite = False,
-    token_file: TokenFile = None,
+    overwrite: bool = command.OVERWRITE,
+    token_file: Path | None = TOKEN_FILE,
 ) -> None:
     """For an auditor: the year of a data set as one page, or the whole book as JSON."""
     from forethought.ledger.chain import export as as_json
@@ -233,12 +226,12 @@ def export(
 )
 def end(
     output: command.Words,
-    place: Place,
+    place: str = PLACE,
     number: int = argument("The reservation.", min=1, max=_MOST),
     rounds: int = option("Rounds to charge, its mark at least.", default=..., min=0),
     reason: str = option("Why its run does not settle itself.", default=...),
-    token_file: TokenFile = None,
-    key: Key = None,
+    token_file: Path | None = TOKEN_FILE,
+    key: Path | None = KEY,
 ) -> None:
     """Decide about a reservation whose run is gone for good; its owner's own decision."""
     with closing(_book(place, token_file, key)) as book:
@@ -255,12 +248,12 @@ def end(
 )
 def forget(
     output: command.Words,
-    place: Place,
-    data: Data,
+    place: str = PLACE,
+    data: str = DATA,
     entry: int = argument("The entry that registered them.", min=1, max=_MOST),
     reason: str = option("Why they are nobody's.", default=...),
-    token_file: TokenFile = None,
-    key: Key = None,
+    token_file: Path | None = TOKEN_FILE,
+    key: Path | None = KEY,
 ) -> None:
     """Take out hashes of records that a run registered; its owner's own decision."""
     with closing(_book(place, token_file, key)) as book:
@@ -286,11 +279,11 @@ def identity(
 @ledger.command(epilog="Example: forethought ledger token books.db oncology --role analyst")
 def token(
     output: command.Words,
-    place: Place,
+    place: str = PLACE,
     name: str = argument("Who will have it, as the book names them."),
     role: str | None = option("owner, analyst (reserves and trains) or auditor (reads)."),
     revoke: bool = flag("--revoke", "Let it open nothing any more."),
-    key: Key = None,
+    key: Path | None = KEY,
 ) -> None:
     """Make a token for the service; it is printed this once, the book keeps its hash."""
     command.refuse(revoke and role is not None, "--revoke goes without --role")
@@ -310,7 +303,7 @@ def token(
 )
 def serve(
     output: command.Words,
-    place: Place,
+    place: str = PLACE,
     host: str = option("Address to listen on.", default="127.0.0.1"),
     port: int = option("0: any that is free.", default=8760, min=0, max=65535),
     certificate: Path | None = option("PEM file; https instead of http.", dir_okay=False),
@@ -319,7 +312,7 @@ def serve(
         "--plain-http", "Tokens in plain text to other machines, all the same."
     ),
     log: Path | None = option("File of a JSON line a request. Default: standard error."),
-    key: Key = None,
+    key: Path | None = KEY,
 ) -> None:
     """Let training machines use the book with a token and no database credentials."""
     try:

@@ -21,7 +21,7 @@ def init(
         "The column to predict; repeat for several labels of 1 and 0."
     ),
     out: Path = option("The job file to write.", default=Path("job.toml")),
-    overwrite: command.Overwrite = False,
+    overwrite: bool = command.OVERWRITE,
 ) -> None:
     """Write a first job file for a table or for images, for you to correct. Reads the file here."""
     from forethought.jobs.init import ALL_DROPPED, holds_arrays, job_for, job_for_arrays
@@ -59,7 +59,7 @@ def init(
 )
 def plan(
     output: command.Output,
-    job_file: command.JobFile = None,
+    job_file: Path | None = command.JOB_FILE,
     explain: bool = flag("--explain", "Say why each number is what it is."),
     pareto: bool = flag("--pareto", "Search many plans for those that none beats."),
     max_epsilon: float | None = option("Limit for --pareto."),
@@ -71,20 +71,20 @@ def plan(
     utility: Path | None = option("Take noise and clip norm from this utility graph."),
     tolerance: float = option("Share of accuracy that --utility may lose.", default=0.1),
     rehearse: bool = flag("--rehearse", "Run the plan on a public proxy; predict accuracy."),
-    public_proxy: command.PublicProxy = None,
+    public_proxy: str | None = command.PUBLIC_PROXY,
     relation: str | None = option(
         "How the public proxy stands to the private data: 'same source' or 'same task'. "
         "With 'same shape', or without it, a rehearsal says nothing of the private data; nor "
         "of networks that are no perceptrons."
     ),
     repeats: int = option("Runs of a rehearsal.", default=5),
-    figure: command.Figures = None,
+    figure: Path | None = command.FIGURES,
     save: Path | None = option("Write the plan here."),
     out: Path | None = option("Run folder for train: say now if it cannot be used."),
     gpu_memory: float | None = option(
         "Say what fits into a GPU of so many GB, which need not be here.", min=0.01, max=1e6
     ),
-    data_dir: command.DataDir = None,
+    data_dir: Path | None = command.DATA_DIR,
     **flags: Any,
 ) -> None:
     """Choose everything before touching private data."""
@@ -146,7 +146,7 @@ def plan(
             )
     if output.as_json:
         more = {} if rehearsal is None else {"rehearsal": rehearsal.to_dict()}
-        output.json({**found.to_dict(), **more})
+        output.json(lambda: {**found.to_dict(), **more})
     else:
         if found.front is not None:
             terminal.show_front(output.console, found.front)
@@ -177,12 +177,12 @@ def _weights(given: list[str] | None) -> dict[str, float] | None:
 @command.app.command(epilog="Example: forethought compare job.toml --models linear,mlp")
 def compare(
     output: command.Output,
-    job_file: command.JobFile,
+    job_file: Path = argument("Job file (TOML)."),
     models: str = option("Models to compare, by their names in a job.", default="linear,mlp"),
-    public_proxy: command.PublicProxy = None,
+    public_proxy: str | None = command.PUBLIC_PROXY,
     relation: str | None = option("How the public proxy stands to the private data, as of plan."),
     repeats: int = option("Runs of each model.", default=5),
-    data_dir: command.DataDir = None,
+    data_dir: Path | None = command.DATA_DIR,
 ) -> None:
     """Say which model to take, by public numbers and rehearsals, before anything is spent.
 
@@ -196,10 +196,10 @@ def compare(
         ("--relation", relation is not None, "--public-proxy", public_proxy is not None)
     )
     names = [name.strip() for name in models.split(",") if name.strip()]
-    request = from_file(job_file or Path())
+    request = from_file(job_file)
     with terminal.counting(output.console, "Rehearsing", repeats * len(names)) as progress:
         found = compare_models(request, names, public_proxy, repeats, data_dir, relation, progress)
-    output.json(found.to_dict())
+    output.json(found.to_dict)
     output.say(found.text())
 
 
@@ -208,8 +208,8 @@ def compare(
 )
 def utility(
     output: command.Output,
-    job_file: command.JobFile,
-    public_proxy: command.PublicProxy = None,
+    job_file: Path = argument("Job file (TOML)."),
+    public_proxy: str | None = command.PUBLIC_PROXY,
     leaks: str | None = option("'accept' allows the job's own, private data."),
     clip_norm: list[float] | None = option("C to try; repeatable."),
     noise_multiplier: list[float] | None = option("σ to try; repeatable."),
@@ -226,8 +226,8 @@ def utility(
     stop_at: float | None = option("Accuracy at which each training ends."),
     tolerance: float = option("Share of accuracy that may be lost.", default=0.1),
     save: Path | None = option("Write the graph here."),
-    figure: command.Figures = None,
-    data_dir: command.DataDir = None,
+    figure: Path | None = command.FIGURES,
+    data_dir: Path | None = command.DATA_DIR,
 ) -> None:
     """See how much noise the job's model bears at each clip norm, on data that costs nothing."""
     from forethought.jobs.job import from_file
@@ -238,7 +238,7 @@ def utility(
     from forethought.utility.graph import UtilityGraph
 
     command.to_write(save, "--save", kind=UtilityGraph)
-    loaded = load_job(from_file(job_file or Path()), data_dir)
+    loaded = load_job(from_file(job_file), data_dir)
     loaded.require_rows("a utility graph")
     scale: float | str = noise_scale
     with contextlib.suppress(ValueError):  # no number: the name of a scale
@@ -262,7 +262,7 @@ def utility(
         graph.save(save)
     if figure is not None:
         output.show_files(draw_utility(graph, figure, tolerance))
-    output.json(graph.to_dict())
+    output.json(graph.to_dict)
     terminal.show_utility(output.console, graph, tolerance)
 
 
@@ -298,7 +298,7 @@ def calculator(
         earlier=[earlier_phase(text) for text in after or ()],
         reading="as-printed" if as_printed else "converged",
     )
-    output.json([plan.to_dict() for plan in plans])
+    output.json(lambda: [plan.to_dict() for plan in plans])
     show_calculated(output.console, plans)
 
 
@@ -324,16 +324,16 @@ def papers(
     else:
         found = published.paper(name).table(table)
         show_paper_table(output.console, found)
-    output.json(plain(found))
+    output.json(lambda: plain(found))
 
 
 @command.app.command(epilog="Example: forethought ui job.toml")
 def ui(
     output: command.Words,
-    job_file: command.JobFile = None,
+    job_file: Path | None = command.JOB_FILE,
     port: int = option("On 127.0.0.1; 0: any that is free.", default=0),
     folder: Path = option("Where plans and jobs are saved.", default=Path()),
-    data_dir: command.DataDir = None,
+    data_dir: Path | None = command.DATA_DIR,
 ) -> None:
     """Plan in a browser, on this machine alone: sliders, and what follows from them."""
     from forethought.web.site import PlannerServer, beginning

@@ -24,19 +24,19 @@ ROWS = 12
 )
 def train(
     output: command.Output,
-    job_file: command.JobFile = None,
+    job_file: Path | None = command.JOB_FILE,
     plan_file: Path | None = option("Run this saved plan on the job's data and model.", "--plan"),
     out: Path | None = option("Run folder. Default: runs/NAME."),
     resume: Path | None = option("Continue the interrupted run in this folder."),
-    overwrite: command.Overwrite = False,
+    overwrite: bool = command.OVERWRITE,
     demo: bool = flag("--demo", "Run the built-in job."),
-    ledger: command.Paying = None,
+    ledger: str | None = command.PAYING,
     until_accuracy: float | None = option(
         "Go on in phases of less noise until this accuracy on held-out data."
     ),
     max_epsilon: float | None = option("Limit on ε of all phases. Default: the job's budget."),
-    replay: command.Replayed = None,
-    data_dir: command.DataDir = None,
+    replay: int | None = command.REPLAYED,
+    data_dir: Path | None = command.DATA_DIR,
     **flags: Any,
 ) -> None:
     """Plan and train a model privately; leave it with a statement of what was guaranteed."""
@@ -111,8 +111,7 @@ def train(
         output.console, run.statement, run.accuracy, seconds, folder, results, wide
     )
     terminal.show_phases(output.console, run)
-    if output.as_json:
-        output.json({"folder": str(folder), "accuracy": run.accuracy, **_result(run)})
+    output.json(lambda: {"folder": str(folder), "accuracy": run.accuracy, **_result(run)})
     judge(output, found)
 
 
@@ -122,7 +121,7 @@ def train(
 )
 def tune(
     output: command.Output,
-    job_file: command.JobFile,
+    job_file: Path = argument("Job file (TOML)."),
     learning_rate: list[float] | None = option("Step size to try; repeatable."),
     trials: float = option("Mean number of trials.", default=8),
     distribution: str = option(
@@ -130,9 +129,9 @@ def tune(
     ),
     scoring: str = option("Held-out records: noised, public or unprotected.", default="noised"),
     out: Path | None = option("Run folder of the best trial."),
-    overwrite: command.Overwrite = False,
-    ledger: command.Paying = None,
-    data_dir: command.DataDir = None,
+    overwrite: bool = command.OVERWRITE,
+    ledger: str | None = command.PAYING,
+    data_dir: Path | None = command.DATA_DIR,
     **flags: Any,
 ) -> None:
     """Search for the best step size privately: one budget pays for the whole search."""
@@ -142,18 +141,16 @@ def tune(
 
     rates = learning_rate or []
     command.refuse(not rates, "give the step sizes to try: --learning-rate 0.1 --learning-rate 1")
-    request = paying(overridden(from_file(job_file or Path()), flags), ledger)
+    request = paying(overridden(from_file(job_file), flags), ledger)
     folder = out or Path("runs") / request.name
     output.show_request(request)
     drawn = trials_of(distribution, trials)
     found = tune_job(
         request, folder, rates, drawn, scoring=scoring, overwrite=overwrite, data_dir=data_dir
     )
-    if output.as_json:
-        output.json({"folder": str(folder), **_result(found)})
-    else:
-        terminal.show_plan(output.console, found.plan)
-        terminal.show_result(output.console, found.statement, None, None, folder)
+    output.json(lambda: {"folder": str(folder), **_result(found)})
+    terminal.show_plan(output.console, found.plan)
+    terminal.show_result(output.console, found.statement, None, None, folder)
 
 
 def _result(run: Any) -> dict[str, Any]:
@@ -166,8 +163,8 @@ def release(
     output: command.Output,
     job_file: Path = argument("Job file (TOML) with [\\[statistics]]."),
     out: Path | None = option("Folder of the result. Default: runs/NAME."),
-    ledger: command.Paying = None,
-    data_dir: command.DataDir = None,
+    ledger: str | None = command.PAYING,
+    data_dir: Path | None = command.DATA_DIR,
 ) -> None:
     """Release statistics of a table with noise: counts, means, quantiles, survival curves …"""
     from forethought.jobs.job import from_file, paying
@@ -176,7 +173,7 @@ def release(
     request = paying(from_file(job_file), ledger)
     folder = out or Path("runs") / request.name
     released, statement = release_job(request, folder, data_dir)
-    output.json(released.to_dict())
+    output.json(lambda: released.to_dict())
     for one, found in zip(released.request.statistics, released.results, strict=True):
         for row in found[:ROWS]:
             value = min(max(row.value, row.low), row.high)  # the file has it as it was released
@@ -192,11 +189,11 @@ def release(
 )
 def predict(
     output: command.Output,
-    run: command.Run,
+    run: Path = command.RUN,
     table: Path = argument("New records: CSV, Parquet, Excel; images: .npy, .npz."),
     out: Path = option("Where to write, as CSV.", default=Path("predictions.csv")),
     why: bool = flag("--why", "Add what each column adds (additive, or linear of no basis)."),
-    overwrite: command.Overwrite = False,
+    overwrite: bool = command.OVERWRITE,
 ) -> None:
     """Apply a trained model to new records: a prediction and probabilities for each row."""
     from forethought.jobs.predict import load
@@ -210,15 +207,15 @@ def predict(
         stated = predictor.statement
         values = {"out": str(out), "rows": rows, "classes": predictor.classes}
         values |= {"epsilon": stated.epsilon.upper if stated.private else None}
-        output.json({**values, "guarantee": stated.sentences()[0]})
+        output.json(lambda: {**values, "guarantee": stated.sentences()[0]})
 
 
 @command.app.command(epilog="Example: forethought export runs/patients --onnx patients.onnx")
 def export(
     output: command.Output,
-    run: command.Run,
+    run: Path = command.RUN,
     onnx: Path = option("Where to write the model, as ONNX.", default=...),
-    overwrite: command.Overwrite = False,
+    overwrite: bool = command.OVERWRITE,
 ) -> None:
     """Write a trained model for other systems: one ONNX file, from a table's columns to answers."""
     from forethought.jobs.onnx_export import before, write_onnx
@@ -233,4 +230,4 @@ def export(
     output.say(f"{onnx}: {names}, as forethought.load answers")
     if first:
         output.console.print(Text(first["before"]))
-    output.json({"onnx": str(onnx), "inputs": inputs, "outputs": outputs, **first})
+    output.json(lambda: {"onnx": str(onnx), "inputs": inputs, "outputs": outputs, **first})

@@ -110,9 +110,8 @@ def loss_and_slope(problem: problems.Problem) -> LossAndSlope:
             return LossAndSlope(_logistic, _logistic_slope)
         case problems.SoftmaxRegression():
             return LossAndSlope(_softmax, _softmax_slope)
-        case problems.LinearRegression():
-            return LossAndSlope(partial(_huber, math.inf), partial(_huber_slope, math.inf))
-        case problems.HuberRegression(threshold=threshold):
+        case problems.LinearRegression() | problems.HuberRegression():
+            threshold = getattr(problem, "threshold", math.inf)
             return LossAndSlope(partial(_huber, threshold), partial(_huber_slope, threshold))
         case problems.SmoothedHinge(smoothing=smoothing):
             return LossAndSlope(partial(_hinge, smoothing), partial(_hinge_slope, smoothing))

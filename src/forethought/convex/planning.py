@@ -318,11 +318,6 @@ def plan(
         raise TypeError(f"problem must be one of forethought.convex's losses, not {problem!r}")
     instance("budget", budget, Budget)
     N, d = whole("examples", examples), whole("features", features)
-    if problem.convexity > problem.smoothness:
-        raise ValueError(
-            f"the constants contradict each other: strong convexity {problem.convexity:g} exceeds "
-            f"smoothness {problem.smoothness:g}"
-        )
     weights = (d + bool(problem.intercept)) * problem.outputs
     moved = Rounds(1.0, 1, FullBatch()).sensitivity(adjacency)
     why: dict[str, str] = {}

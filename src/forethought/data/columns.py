@@ -342,9 +342,9 @@ class Column(ABC):
             absent = absent | coded.fill_null(False)
         return absent.fill_null(True)
 
-    @abstractmethod
     def _titles(self, name: str) -> tuple[str, ...]:
-        """Names of the features, without that of a missing entry."""
+        """Names of the features, without that of a missing entry; by default the column's."""
+        return (name,)
 
     @abstractmethod
     def _features(
@@ -523,9 +523,6 @@ class Number(Column):
         # Halved before the subtraction, so that a range of any two doubles cannot overflow.
         return self.low / 2 + self.high / 2, self.high / 2 - self.low / 2
 
-    def _titles(self, name: str) -> tuple[str, ...]:
-        return (name,)
-
     def to_value(self) -> Any:
         return _table({"range": [self.low, self.high]}, self, "log")
 
@@ -598,9 +595,6 @@ class PlainNumber(Column):
 
     def describe(self) -> str:
         return "a number"
-
-    def _titles(self, name: str) -> tuple[str, ...]:
-        return (name,)
 
     def to_value(self) -> Any:
         return "plain"

@@ -26,7 +26,6 @@ from forethought.data import patches
 from forethought.data.patches import (
     FINE,
     GRID,
-    MOST,
     STILL,
     Filters,
     Place,
@@ -100,15 +99,10 @@ def deep_patch_features(
         it slightly smaller.
 
     Raises:
-        ValueError: another shape, or no place.
+        ValueError: no place.
     """
     if not places:
         raise ValueError("places is empty: give at least one place, such as (0, 0)")
-    if not suits(tuple(images.shape)):
-        raise ValueError(
-            f"deep patch features take images (N, 1 or 3, H, W) of {LEAST} to {MOST} pixels a "
-            f"side, not shape {tuple(images.shape)}: resize them first"
-        )
     channels = images.shape[1]
     known = components(channels) if evened_out is None else evened_out(channels)
     out = torch.empty(len(images), CHANNELS, GRID, GRID)
@@ -322,9 +316,6 @@ def shifted_patch_features(images: torch.Tensor, *, chunk: int = 64) -> torch.Te
     Returns:
         float32, (N, 1280, 4, 4), each image of norm 1 before truncation to eight bits, which makes
         it slightly smaller.
-
-    Raises:
-        ValueError: another shape.
     """
     return deep_patch_features(images, chunk=chunk, places=SHIFTS, evened_out=evened_components)
 

@@ -61,7 +61,7 @@ class Extractor:
     suits: Callable[[Shape], bool]
     shape: Callable[[Shape], Shape]
     compute: Callable[[torch.Tensor], torch.Tensor]
-    usual_norm: Callable[[Shape], float]
+    usual_norm: Callable[[Shape], float] = lambda shape: 1.0
     halved: bool = True
 
     @property
@@ -76,10 +76,6 @@ class Extractor:
 
 def _grey(shape: Shape) -> bool:
     return patches.suits(shape) and shape[1] == 1
-
-
-def _unit(shape: Shape) -> float:
-    return 1.0
 
 
 def _on_grid(count: int) -> Callable[[Shape], Shape]:
@@ -118,7 +114,6 @@ EXTRACTORS = {
             patches.suits,
             _on_grid(patches.CHANNELS),
             lambda images: patch_features(images),
-            _unit,
         ),
         Extractor(
             "deep-patches",
@@ -130,7 +125,6 @@ EXTRACTORS = {
             deep_patches.suits,
             _on_grid(deep_patches.CHANNELS),
             lambda images: deep_patch_features(images),
-            _unit,
         ),
         Extractor(
             "shifted-patches",
@@ -142,7 +136,6 @@ EXTRACTORS = {
             deep_patches.suits,
             _on_grid(deep_patches.CHANNELS),
             lambda images: shifted_patch_features(images),
-            _unit,
         ),
         Extractor(
             "deskewed",
@@ -166,7 +159,6 @@ EXTRACTORS = {
             _grey,
             shape_of,
             handwriting_features,
-            _unit,
         ),
     )
 }
@@ -219,11 +211,9 @@ def with_features(dataset: Dataset, name: str) -> Dataset:
     """
     extractor = _extractor(name)
     shape = dataset.train.inputs.shape
-    if not extractor.suits(shape):
-        raise DataError(f"{dataset.name}: {extractor.needs}, not inputs of shape {shape}")
     parts = [part for part in (dataset.train, dataset.test) if part is not None]
     for part in parts:
-        _require_pixels(dataset.name, part.inputs, name)
+        _require_images(dataset.name, part.inputs, extractor)
     train, *test = (Split(cached(part.inputs, name), part.targets) for part in parts)
     stored = () if cache_folder() is None else (extractor.caveat,)
     return replace(
@@ -238,9 +228,14 @@ def with_features(dataset: Dataset, name: str) -> Dataset:
     )
 
 
-def _require_pixels(source: str, images: NDArray[np.float32], name: str) -> None:
-    """Refuse pixels far from [0, 1], such as bytes as floats, since they would be clipped."""
-    if name == "scattering" or not images.size:  # scattering clips nothing
+def _require_images(source: str, images: NDArray[np.float32], extractor: Extractor) -> None:
+    """Refuse other shapes, and pixels far from [0, 1], such as bytes as floats: these are clipped.
+
+    Scattering clips nothing.
+    """
+    if not extractor.suits(images.shape):
+        raise DataError(f"{source}: {extractor.needs}, not inputs of shape {images.shape}")
+    if extractor.name == "scattering" or not images.size:
         return
     if not (images.min() >= -1 and images.max() <= 2):
         raise DataError(
@@ -277,9 +272,7 @@ def features_of(images: ArrayLike | torch.Tensor, name: str) -> NDArray[np.float
     pixels = np.ascontiguousarray(given, np.float32)
     if given.dtype == np.uint8:
         pixels = pixels / np.float32(255)
-    if not extractor.suits(given.shape):
-        raise DataError(f"{extractor.needs}, not inputs of shape {given.shape}")
-    _require_pixels("images", pixels, name)
+    _require_images("images", pixels, extractor)
     return extractor.compute(torch.from_numpy(pixels)).numpy()
 
 

@@ -69,10 +69,9 @@ def evening(height: int, width: int) -> tuple[torch.Tensor, torch.Tensor, torch.
     path = path_of(height, width)
     known = None if path is None else kept_array(path, np.float32)
     if known is None:
-        mean, directions, factors = computed_for(height, width)
-        known = np.zeros((len(mean) + 1, len(factors) + 1), np.float32)
-        known[:-1, 0], known[:-1, 1:] = mean.numpy(), directions.numpy()
-        known[-1, 1:] = factors.numpy()
+        mean, directions, factors = (part.numpy() for part in computed_for(height, width))
+        last = np.zeros((1, 1), np.float32)
+        known = np.block([[mean[:, None], directions], [last, factors[None]]])
         if path is not None:
             keep_array(path, known)
     rows = torch.from_numpy(known)
@@ -132,12 +131,7 @@ def deskewed(images: torch.Tensor) -> torch.Tensor:
 
     Returns:
         float32 of the same shape, interpolated between pixels; borders are filled with ground.
-
-    Raises:
-        ValueError: another number of channels or dimensions.
     """
-    if images.ndim != 4 or images.shape[1] != 1:
-        raise ValueError(f"deskewing takes images (N, 1, H, W), not shape {tuple(images.shape)}")
     out = torch.empty_like(images)
     for start in range(0, len(images), _PART):
         part = images[start : start + _PART]

@@ -16,9 +16,8 @@ which bfloat16 holds exactly.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from importlib.resources import files
 from typing import Any
 
@@ -26,7 +25,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from forethought.gradients.boundary import turns
+from forethought.gradients.sums import exactly
 
 PATCH, FILTERS, GRID = 6, 512, 4
 FINE = 9  # the grid of the cells that the second layer of deep patches sees
@@ -85,15 +84,7 @@ def patch_features(images: torch.Tensor, *, chunk: int = 8) -> torch.Tensor:
     Returns:
         float32, (N, 1024, 4, 4), each image of norm 1 before truncation to eight bits, which makes
         it slightly smaller.
-
-    Raises:
-        ValueError: another shape.
     """
-    if not suits(tuple(images.shape)):
-        raise ValueError(
-            f"patch features take images (N, 1 or 3, H, W) of {LEAST} to {MOST} pixels a side, "
-            f"not shape {tuple(images.shape)}: resize them first"
-        )
     known = constants(images.shape[1])
     out = torch.empty(len(images), CHANNELS, GRID, GRID)
     with exact_products():
@@ -109,16 +100,8 @@ def suits(shape: tuple[int, ...]) -> bool:
     return images and min(shape[2:]) >= LEAST and max(shape[2:]) <= MOST
 
 
-@contextmanager
-def exact_products() -> Iterator[None]:
-    """Compute products in full float32 precision, even if the caller allowed less for speed."""
-    with turns, torch.no_grad():
-        before = torch.get_float32_matmul_precision()
-        torch.set_float32_matmul_precision("highest")
-        try:
-            yield
-        finally:
-            torch.set_float32_matmul_precision(before)
+# A context of products in full float32 precision, even if the caller allowed less for speed.
+exact_products = partial(exactly, "cpu")
 
 
 def normalised_patches(images: torch.Tensor) -> torch.Tensor:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Self
 
@@ -18,23 +17,13 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from forethought.estimators import estimator
 from forethought.estimators.estimator import PrivateEstimator
 from forethought.gradients.boundary import turns
+from forethought.rounds.contributions import undisturbed
 from forethought.values.caveats import Caveat
 
 Network = torch.nn.Module | Callable[[int, int], torch.nn.Module]
 
 # Rows that a prediction computes at a time, to bound its memory.
 PIECE = 4096
-
-
-@contextmanager
-def _seeded(seed: int | None) -> Iterator[None]:
-    """A context with torch's generator seeded, and restored afterwards; None: left alone."""
-    if seed is None:
-        yield
-        return
-    with turns, torch.random.fork_rng(devices=()):
-        torch.manual_seed(seed)
-        yield
 
 
 @dataclass(eq=False, repr=False)
@@ -78,7 +67,9 @@ class _PrivateNetwork(PrivateEstimator):
                 f"outputs that makes one, not {type(self.module).__name__}"
             )
         outputs = 1 if isinstance(self, RegressorMixin) else len(self.classes_)
-        with _seeded(seed):
+        with turns, torch.random.fork_rng(devices=(), enabled=seed is not None):
+            if seed is not None:
+                torch.manual_seed(seed)
             made = self.module(self.n_features_in_, outputs)
         if not isinstance(made, torch.nn.Module):
             raise TypeError(f"module made {type(made).__name__}, not a torch module")
@@ -107,16 +98,14 @@ class _PrivateNetwork(PrivateEstimator):
             ValueError: the module does not take the row, or has another number of outputs.
         """
         wanted = 1 if isinstance(self, RegressorMixin) else len(self.classes_)
-        modes = [(part, part.training) for part in module.modules()]
-        try:
-            shape = tuple(_outputs(module.eval(), torch.zeros(1, *row, dtype=torch.float64)).shape)
-        except (RuntimeError, ValueError, TypeError, LookupError, AttributeError) as error:
-            raise ValueError(
-                f"the module cannot predict a row of shape {row}: mend it ({error})"
-            ) from error
-        finally:
-            for part, training in modes:
-                part.training = training
+        zeros = torch.zeros(1, *row, dtype=torch.float64)
+        with undisturbed(module):
+            try:
+                shape = tuple(_outputs(module.eval(), zeros).shape)
+            except (RuntimeError, ValueError, TypeError, LookupError, AttributeError) as error:
+                raise ValueError(
+                    f"the module cannot predict a row of shape {row}: mend it ({error})"
+                ) from error
         if shape != (1, wanted):
             raise ValueError(
                 f"the module's outputs for one row have the shape {shape}: make it (1, {wanted})"

@@ -115,7 +115,6 @@ class HasVector(Protocol):
     @property
     def vector(self) -> Vector:
         """float32, shape (parameters,); not to be written to."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -152,15 +152,12 @@ class Storage(Protocol):
 
     def read(self, name: str) -> bytes | None:
         """The content under a name; None: there is none."""
-        ...
 
     def replace(self, name: str, content: bytes) -> None:
         """Write the content whole or not at all; durable on return."""
-        ...
 
     def append(self, name: str, content: bytes) -> None:
         """Add at the end; durable on return. A crash during it may leave a part of ``content``."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -170,7 +167,6 @@ class LedgerState:
     Args:
         updates: number of committed updates. rounds: private rounds of the plan in them.
         state: the trainer's state after the last update.
-        acknowledged: the server has all updates before this number.
         outgoing: updates that the server may not have, oldest first.
         base: version of the model that the last update was computed on; -1: there is none.
         begun: the round, as JSON, that was chosen for the next update; "": none was written.
@@ -179,7 +175,6 @@ class LedgerState:
     updates: int = 0
     rounds: int = 0
     state: bytes = b""
-    acknowledged: int = 0
     outgoing: tuple[messages.Update, ...] = ()
     base: int = -1
     begun: str = ""
@@ -406,11 +401,9 @@ class Allows(Protocol):
 
     def before(self, state: bytes, text: str) -> None:
         """Refuse a round that may not begin after the releases recorded in ``state``."""
-        ...
 
     def after(self, state: bytes, text: str) -> None:
         """Refuse a last release of ``state`` that is not the one begun, or not allowed."""
-        ...
 
 
 class ClientLedger:
@@ -469,7 +462,6 @@ class ClientLedger:
             updates=len(self._released),
             rounds=self._rounds,
             state=self._state,
-            acknowledged=waiting[0] if waiting else len(self._released),
             base=self._released[-1].base if self._released else -1,
             outgoing=tuple(self._update(self._released[round].frame) for round in waiting),
             begun=self._pending,

@@ -61,11 +61,5 @@ class OwnModel:
         assert self._vector is not None
         return self._vector
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _made, (self.vector,)
-
-
-def _made(vector: Vector) -> OwnModel:
-    own = object.__new__(OwnModel)
-    own._parts, own._vector = None, vector
-    return own
+    def __getstate__(self) -> tuple[None, dict[str, Any]]:
+        return None, {"_parts": None, "_vector": self.vector}

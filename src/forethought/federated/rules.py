@@ -250,8 +250,6 @@ class Synchronous:
                 self._lost = base == -1 - self.version
                 if self._lost or base == self.version:
                     self._waiting.clear()
-            case _:
-                pass
 
     def advance(self) -> bool:
         if self.finished or self._waiting:

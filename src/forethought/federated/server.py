@@ -39,16 +39,13 @@ class Average(Protocol):
 
     def update(self, version: int, weights: messages.Vector) -> None:
         """Add the model of a version to the average."""
-        ...
 
     @property
     def weights(self) -> messages.Vector:
         """The average, float32, shape (parameters,)."""
-        ...
 
     def restore(self, weights: messages.Vector) -> None:
         """Continue from this average."""
-        ...
 
 
 class ServerMachine:
@@ -334,8 +331,6 @@ class ServerMachine:
                 self._left.pop(entry.client, None)
             case storage.Left():
                 self._left[entry.client] = entry.life
-            case _:
-                pass
         self.rule.decided(entry)
 
     def _advance(self) -> bool:

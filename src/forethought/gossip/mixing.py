@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any, Literal, assert_never, get_args
+from typing import Any, Literal, get_args
 
 from forethought.gossip import pairing, spectrum
 from forethought.gossip.graphs import Edge, Graph, powers, written_rows
@@ -159,11 +159,9 @@ class Mixing:
                 return self._metropolis(worker, living)
             case "exponential":
                 return self._exponential(step, worker, living)
-            case "given":
+            case _:
                 row = dict((self.given or ())[worker])
                 return row if living is None else self._repaired(worker, row, living)
-            case _:
-                assert_never(self.kind)
 
     def receivers(self, step: int, worker: int, living: Living = None) -> tuple[int, ...]:
         """The other workers that take ``worker``'s weights in ``step``, so ``worker`` sends to

@@ -23,7 +23,7 @@ from forethought.gossip.compression import mixed
 from forethought.gossip.events import Weights
 from forethought.gossip.gossip import Gossip, GossipError, NeighbourError
 from forethought.gossip.mixing import Living
-from forethought.gossip.steps import OwnSteps
+from forethought.values.plan import step_sizes
 
 # The global count of updates, known to every worker without a server.
 #
@@ -80,7 +80,13 @@ class OwnReleases:
             self.held = np.concatenate([weights, np.zeros_like(weights)])
         self.updates, self.count, self.computing = 0, 0, False
         self.limit = gossip.updates(me)
-        self._steps = OwnSteps(gossip, me)
+        plan = gossip.plan(me)
+        # Workers that wait for each other take up no headroom: a schedule ends with what they make.
+        plan = plan.remade(mechanism=plan.privacy.mechanism.first(self.limit))
+        self._sizes, self._rounds = step_sizes(plan), plan.rounds
+        self._weight, self._momentum = gossip.weight(me), np.float32(gossip.momentum)
+        self._velocity: Vector | None = None
+        self._last: Vector | None = None
         # The own weights contain share · _fresh more of the own updates than 1/K of each.
         self._fresh: Vector | None = None
         self.share = 1.0
@@ -166,7 +172,7 @@ class OwnReleases:
             return [Alarm("trainer", f"update {done.round} was not asked for")]
         self.computing = False
         before = self.held
-        self.held = self._steps.step(before, done.round, done.vector, self._progress())
+        self.held = self._stepped(done.round, done.vector)
         if self._averages:
             excess = self.held - before
             excess *= self._beyond
@@ -189,11 +195,38 @@ class OwnReleases:
             effects.append(Acknowledged(done.round - whole))  # the newest suffice to resume
         return effects
 
-    def _progress(self) -> float | None:
-        """The made fraction of all updates, by this worker's count; None: the clock is "own"."""
-        if self.gossip.clock == "own":
-            return None
-        return min(1.0, max(0.0, self.count * self._workers / self._enough))
+    def _stepped(self, round: int, mean: Vector) -> Vector:
+        """A new vector, of coordinates: the own one after a step along a noised mean.
+
+        ``"sgd"`` steps along the mean, or along its momentum. Gradient tracking (Nedić, Olshevsky
+        and Shi 2017; DSGT) exchanges y besides w: y += u_new − u_old with every own update u, and
+        w steps along y, whose average over the workers is that of all workers' newest updates.
+
+        Args:
+            round: of the update. mean: float32, shape (parameters,).
+        """
+        place = round
+        if self.gossip.clock == "all":
+            progress = min(1.0, max(0.0, self.count * self._workers / self._enough))
+            place = int(progress * self._rounds)
+        size = np.float32(self._sizes(place))
+        if self._weight != 1:
+            mean = np.multiply(mean, np.float32(self._weight))
+        if not self.gossip.tracking:
+            direction = mean
+            if self._momentum:
+                if self._velocity is not None:
+                    direction = self._momentum * self._velocity + mean
+                self._velocity = direction
+            step: Vector = direction * size
+            np.subtract(self.held, step, out=step)
+            return step
+        after, own = self.held.copy(), self.gossip.parameters
+        weights, tracked = after[:own], after[own:]
+        tracked += mean if self._last is None else mean - self._last
+        self._last = mean
+        weights -= size * tracked
+        return after
 
     @property
     def complete(self) -> bool:

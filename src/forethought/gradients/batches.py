@@ -19,16 +19,20 @@ from forethought.values.checks import whole
 Loss = Callable[[Any, Any], Tensor]
 
 
+def leaves(tree: Any) -> Iterator[Any]:
+    """Every value in a nested tuple, list or dict, depth first."""
+    if isinstance(tree, Mapping):
+        tree = list(tree.values())
+    if isinstance(tree, tuple | list):
+        for value in tree:
+            yield from leaves(value)
+    else:
+        yield tree
+
+
 def tensors(tree: Any) -> Iterator[Tensor]:
     """Every tensor in a nested tuple, list or dict, depth first."""
-    if isinstance(tree, Tensor):
-        yield tree
-    elif isinstance(tree, Mapping):
-        for value in tree.values():
-            yield from tensors(value)
-    elif isinstance(tree, tuple | list):
-        for value in tree:
-            yield from tensors(value)
+    return (leaf for leaf in leaves(tree) if isinstance(leaf, Tensor))
 
 
 def select(tree: Any, index: Tensor) -> Any:
@@ -60,8 +64,13 @@ def batch_size(inputs: Any, targets: Any) -> int:
         TypeError: numbers or arrays among the tensors, which every example would see.
         ValueError: no tensor at all, a tensor without dimensions, or sizes that disagree.
     """
-    for tree in (inputs, targets):
-        _refuse_shared(tree)
+    for leaf in leaves((inputs, targets)):
+        if not (leaf is None or isinstance(leaf, Tensor | bool | str)):
+            raise TypeError(
+                f"inputs and targets hold a {type(leaf).__name__}, which every example would see: "
+                "give a tensor with one row an example, or put what all share into the model or "
+                "the loss"
+            )
     shapes = [tuple(leaf.shape) for leaf in (*tensors(inputs), *tensors(targets))]
     if not shapes:
         raise ValueError("inputs and targets hold no tensor, so the batch has no size")
@@ -75,19 +84,6 @@ def batch_size(inputs: Any, targets: Any) -> int:
     size = sizes.pop()
     assert size is not None  # narrowed above
     return size
-
-
-def _refuse_shared(tree: Any) -> None:
-    if isinstance(tree, Mapping):
-        tree = list(tree.values())
-    if isinstance(tree, tuple | list):
-        for value in tree:
-            _refuse_shared(value)
-    elif not (tree is None or isinstance(tree, Tensor | bool | str)):
-        raise TypeError(
-            f"inputs and targets hold a {type(tree).__name__}, which every example would see: give "
-            "a tensor with one row an example, or put what all share into the model or the loss"
-        )
 
 
 def call(model: nn.Module, inputs: Any) -> Any:
@@ -284,11 +280,10 @@ class LaneBatch:
     """Examples arranged in lanes.
 
     Attributes:
-        inputs, targets: all examples, in dimension 0.
-        members: the examples of each lane, shape (lanes, examples a lane); None: every example is
-            a lane.
-        copies: True if a lane's examples are altered copies of one record, which then follow each
-            other, and not a group whose examples may mix.
+        inputs, targets: all examples, in dimension 0, those of a lane next to each other.
+        each: number of examples in a lane.
+        mixing: True if the examples of a lane may see each other, as in a group; False if they are
+            one record, or its altered copies.
         real: only the first ``real`` lanes count; the others repeat these and fill up a block.
             None: all.
         blocks: the sizes of passes over a part of the lanes.
@@ -296,46 +291,28 @@ class LaneBatch:
 
     inputs: Any
     targets: Any
-    members: Tensor | None = None
-    copies: bool = False
+    each: int = 1
+    mixing: bool = False
     real: int | None = None
     blocks: Blocks = MULTIPLES
 
     @property
     def lanes(self) -> int:
         """The number of lanes."""
-        if self.members is not None:
-            return len(self.members)
-        return batch_size(self.inputs, self.targets)
+        return batch_size(self.inputs, self.targets) // self.each
 
     @property
     def count(self) -> int:
         """The number of lanes that count, without those that fill up a block."""
         return self.lanes if self.real is None else self.real
 
-    @property
-    def each(self) -> int:
-        """The number of examples in a lane."""
-        return 1 if self.members is None else self.members.shape[1]
-
-    @property
-    def mixing(self) -> bool:
-        """True if the examples of a lane may see each other."""
-        return self.members is not None and not self.copies
-
     def some(self, index: Tensor | None) -> tuple[Any, Any]:
         """Inputs and targets of the lanes ``index`` (None: all), (lanes, examples a lane, …)."""
-        members = self.members
-        if index is not None:
-            members = index.unsqueeze(1) if members is None else members[index]
 
         def arranged(leaf: Tensor) -> Tensor:
-            if members is None:
-                return leaf.unsqueeze(1)
-            if self.copies and index is None:
-                return leaf.view(*members.shape, *leaf.shape[1:])
-            picked = leaf.index_select(0, members.flatten().to(leaf.device))
-            return picked.view(*members.shape, *leaf.shape[1:])
+            each = self.each
+            lanes = leaf.unsqueeze(1) if each == 1 else leaf.unflatten(0, (-1, each))
+            return lanes if index is None else lanes.index_select(0, index.to(leaf.device))
 
         return mapped(self.inputs, arranged), mapped(self.targets, arranged)
 

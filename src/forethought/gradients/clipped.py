@@ -343,15 +343,11 @@ class Subject:
         model, loss, trained = self.model, self.loss, self.trained
         if self.dims is not None:
             return declared_contributions(model, loss, *rows, trained, self.dims)
-        members = None
-        if self.mixing or self.each > 1:
-            members = torch.arange(batches.batch_size(*rows)).view(-1, self.each)
-        else:
+        if self.each == 1 and not self.mixing:
             uses = uses_of(model, loss, *rows, trained)
             if uses is not None:
                 return uses
-        copies = members is not None and not self.mixing
-        batch = batches.LaneBatch(*rows, members, copies=copies, real=max(real, 1), blocks=blocks)
+        batch = batches.LaneBatch(*rows, self.each, self.mixing, max(real, 1), blocks)
         return contributions(model, loss, batch, trained)
 
     def pieces(

@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch.overrides import handle_torch_function, has_torch_function
 
 from forethought.gradients import boundary
 from forethought.gradients.sums import (
@@ -29,7 +28,6 @@ from forethought.gradients.sums import (
     wide,
 )
 from forethought.gradients.vmap_mode import (
-    HANDLERS,
     Accepts,
     Draws,
     Gradients,
@@ -735,7 +733,11 @@ class _Scanned(torch.autograd.Function):
         )
 
 
+_HIDDEN = Rule("recurrence", (), ("weight", "bias"), ("input",), _linear)
+
+
 def scan(
+    mode: VmapMode,
     steps: Cell,
     reverse: bool,
     gates: Tensor,
@@ -744,87 +746,67 @@ def scan(
     weight: Tensor,
     bias: Tensor | None,
     active: Tensor | None,
-    emit: Emit | None = None,
-    anchor: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Run a recurrent layer over its projected inputs; ``gates`` is overwritten.
+) -> tuple[Any, ...]:
+    """Run a recurrent layer over its projected inputs, the batches of all lanes as one batch.
 
     Args:
         steps: of the kind of cell. reverse: True for a scan backwards in time.
         gates: W_ih·x_t + b_ih, shape (T, B, gates·H). h, c: initial states, shape (B, H).
         weight, bias: of the hidden map. active: (T, B, 1) mask of sequences that have not ended.
-        emit: function that receives, in the backward pass, the gradient of the hidden map's output
-            (T, B, gates·H) and the hidden states before each step (T, B, H).
 
     Returns:
         Hidden states (T, B, H), the last hidden state and the last cell state (LSTM only).
     """
-    tensors = (gates, h, c, weight, bias, active)
-    if has_torch_function((gates,)):
-        result: Any = handle_torch_function(scan, (gates,), steps, reverse, *tensors, emit, anchor)
-    else:
-        result = _Scanned.apply(steps, emit, reverse, anchor, *tensors)  # type: ignore[no-untyped-call]
-    return result[0], result[1], result[2]
+    with torch._C.DisableTorchFunction():
+        if any(isinstance(t, Tensor) and boundary.is_lane(t) for t in (weight, bias, active)):
+            raise boundary.NotVectorisable("a recurrent layer with a weight for each example")
+        mode.here()
+        size, batch = mode.size, gates.shape[1]
+        weights = {"weight": weight} if bias is None else {"weight": weight, "bias": bias}
+        trained = {
+            role: value
+            for role, value in weights.items()
+            if value.requires_grad and torch.is_grad_enabled()
+        }
 
+        def side_by_side(value: Tensor | None, at: int) -> Tensor | None:
+            # Lanes moved to dimension ``at``, before the batch, and both flattened into one.
+            if value is None:
+                return None
+            return boundary.every(value, size).movedim(0, at).flatten(at, at + 1)
 
-_HIDDEN = Rule("recurrence", (), ("weight", "bias"), ("input",), _linear)
+        def in_lanes(value: Any, at: int) -> Tensor | None:
+            # The inverse, as a lane tensor.
+            if value is None:
+                return None
+            whole = value.unflatten(at, (size, batch))
+            return mode.took(boundary.lane(whole, at, mode.level))
 
+        def by_lane(value: Tensor) -> Tensor:
+            # (time, lanes·batch, n) → (lanes, time·batch, n)
+            apart = value.view(value.shape[0], size, batch, -1).movedim(1, 0)
+            return apart.squeeze(2) if batch == 1 else apart.flatten(1, 2)
 
-def _scan_in_lanes(mode: VmapMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The scan over all lanes at once, with the batches of all lanes as one batch."""
-    steps, reverse, gates, h, c, weight, bias, active = args[:8]
-    if any(isinstance(t, Tensor) and boundary.is_lane(t) for t in (weight, bias, active)):
-        raise boundary.NotVectorisable("a recurrent layer with a weight for each example")
-    mode.here()
-    size, batch = mode.size, gates.shape[1]
-    weights = {"weight": weight} if bias is None else {"weight": weight, "bias": bias}
-    trained = {
-        role: value
-        for role, value in weights.items()
-        if value.requires_grad and torch.is_grad_enabled()
-    }
-
-    def side_by_side(value: Tensor | None, at: int) -> Tensor | None:
-        # Lanes moved to dimension ``at``, before the batch, and both flattened into one dimension.
-        if value is None:
-            return None
-        return boundary.every(value, size).movedim(0, at).flatten(at, at + 1)
-
-    def in_lanes(value: Any, at: int) -> Tensor | None:
-        # The inverse, as a lane tensor.
-        if value is None:
-            return None
-        return boundary.lane(value.unflatten(at, (size, batch)), at, mode.level)
-
-    def by_lane(value: Tensor) -> Tensor:
-        # (time, lanes·batch, n) → (lanes, time·batch, n)
-        apart = value.view(value.shape[0], size, batch, -1).movedim(1, 0)
-        return apart.squeeze(2) if batch == 1 else apart.flatten(1, 2)
-
-    detached = {role: value.detach() for role, value in weights.items()}
-    emit: Any = None
-    if trained:
-        mode.count(trained)
+        detached = {role: value.detach() for role, value in weights.items()}
 
         def emit(gradient: Tensor, before: Tensor) -> None:
             saved, roles = {"input": by_lane(before)}, frozenset(trained)
             mode.report(_HIDDEN, trained, Use({}, detached, saved, by_lane(gradient), roles))
 
-    with boundary.outside():
-        states = (side_by_side(gates, 1), side_by_side(h, 0), side_by_side(c, 0))
-        shared = (detached["weight"], detached.get("bias"), side_by_side(active, 1))
-        anchor = mode.anchor if trained else None
-        found = func(steps, reverse, *states, *shared, emit, anchor)
+        mode.count(trained)
+        with boundary.outside():
+            states = (side_by_side(gates, 1), side_by_side(h, 0), side_by_side(c, 0))
+            shared = (detached["weight"], detached.get("bias"), side_by_side(active, 1))
+            ways = (steps, emit, reverse, mode.anchor) if trained else (steps, None, reverse, None)
+            found = _Scanned.apply(*ways, *states, *shared)  # type: ignore[no-untyped-call]
         return tuple(map(in_lanes, found, (1, 0, 0)))
-
-
-HANDLERS[scan] = _scan_in_lanes
 
 
 # torch's recurrent layers and cells, for padded and packed inputs, as linear maps and scans.
 
 
 def _layers(
+    mode: VmapMode,
     steps: Cell,
     x: Tensor,
     h0: Tensor,
@@ -850,7 +832,7 @@ def _layers(
             if projected:
                 out, h, c = _projected(gates, h, c, w_hh, b_hh, rest[-1], bool(reverse), active)
             else:
-                out, h, c = scan(steps, bool(reverse), gates, h, c, w_hh, b_hh, active)
+                out, h, c = scan(mode, steps, bool(reverse), gates, h, c, w_hh, b_hh, active)
             outs.append(out)
             hs.append(h)
             cs.append(c)
@@ -906,12 +888,12 @@ def _whole(steps: Cell, cell: bool) -> Callable[..., Any]:
         if isinstance(third, bool):  # in a supported call the third argument is no bool
             raise TypeError("a recurrent layer is called with states and a list of weights")
         if isinstance(second, Tensor) and second.dtype == torch.long and second.dim() == 1:
-            return _packed(steps, x, second, third, *rest)
+            return _packed(mode, steps, x, second, third, *rest)
         states, weights = second, third
         *options, batch_first = rest
         h, c = states if cell else (states, None)
         x = _time_first(mode, x.transpose(0, 1) if batch_first else x)
-        out, h, c = _layers(steps, x, h, c, weights, options, None)
+        out, h, c = _layers(mode, steps, x, h, c, weights, options, None)
         out = out.transpose(0, 1) if batch_first else out
         return (out, h, c) if cell else (out, h)
 
@@ -919,6 +901,7 @@ def _whole(steps: Cell, cell: bool) -> Callable[..., Any]:
 
 
 def _packed(
+    mode: VmapMode,
     steps: Cell,
     data: Tensor,
     sizes: Tensor,
@@ -935,7 +918,7 @@ def _packed(
     active = valid.unsqueeze(2).to(data.device)
     x = data.index_select(0, rows).view(length, batch, -1) * active
     h, c = states if isinstance(steps, Long) else (states, None)
-    out, h, c = _layers(steps, x, h, c, weights, options, None if batch == 1 else active)
+    out, h, c = _layers(mode, steps, x, h, c, weights, options, None if batch == 1 else active)
     out = out.flatten(0, 1).index_select(0, valid.flatten().nonzero().flatten().to(data.device))
     return (out, h, c) if c is not None else (out, h)
 

@@ -295,7 +295,7 @@ class _Attempt:
         """Every trained parameter's gradients, one for each lane."""
         # For long groups one pass for each costs no more than lanes. With copies there is a group
         # for every record, so that lanes are faster.
-        alone = self.batch.each >= LONG and not self.batch.copies
+        alone = self.batch.each >= LONG and self.batch.mixing
         alone = alone or self.batch.blocks.alone
         parts = None if alone else self._parts()
         if parts is None:

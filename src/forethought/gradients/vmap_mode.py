@@ -710,19 +710,21 @@ class VmapMode(TorchFunctionMode):
             raise
         if isinstance(result, Tensor):
             if is_lane(result):
-                self._took(result, func not in UNSET)
+                self.took(result, func not in UNSET)
         elif isinstance(result, list | tuple):
             for leaf in result:
                 if isinstance(leaf, Tensor) and is_lane(leaf):
-                    self._took(leaf)
+                    self.took(leaf)
         return result
 
-    def _took(self, value: Tensor, written: bool = True) -> None:
+    def took(self, value: Tensor, written: bool = True) -> Tensor:
+        """Note a result of a call in the lanes, as :meth:`followed` does, and its bits."""
         self._kept.append(weakref.ref(value))
         if self._watch is not None and written and boundary.current_level() == self.level:
             whole, dim = physical(value)
             with outside():
                 self._watch.see(whole, dim)
+        return value
 
     def followed(self, value: Tensor) -> Tensor:
         """Note a lane tensor, which nothing may keep after the pass; returns it."""

@@ -133,7 +133,6 @@ class EventMachine(Protocol):
 
     def handle(self, event: on.Event) -> list[on.Effect]:
         """Handle an event; returns the effects to execute."""
-        ...
 
 
 class Raised(NamedTuple):
@@ -332,12 +331,9 @@ def queued(
     frames: list[tuple[Any, bytes]], message: Any, frame: bytes, most: int = MOST
 ) -> list[tuple[Any, bytes]]:
     """A queue with one more frame, without an older model if the new frame is one."""
-    if isinstance(message, messages.Model | messages.Finished):
-        frames = [
-            entry
-            for entry in frames
-            if not isinstance(entry[0], messages.Model | messages.Finished)
-        ]
+    models = messages.Model | messages.Finished
+    if isinstance(message, models):
+        frames = [entry for entry in frames if not isinstance(entry[0], models)]
     frames = [entry for entry in frames if entry[1] != frame]  # a repeated frame is sent once
     return [*frames, (message, frame)][-most:]
 
@@ -401,15 +397,12 @@ class FrameStream(Protocol):
 
     async def read(self) -> bytes | None:
         """The next frame from the server; None: the connection is closed."""
-        ...
 
     async def write(self, frame: bytes) -> None:
         """Send a frame."""
-        ...
 
     async def finish(self) -> None:
         """End writing, and wait until everything has arrived or the connection is closed."""
-        ...
 
 
 # Size of the longest incoming frame → an open stream. An OSError (a TimeoutError is one): there is

@@ -21,6 +21,7 @@ import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -496,23 +497,19 @@ class SiteLinks(_Streams):
         Raises:
             OSError: the address cannot be listened on.
         """
-        ready: list[BaseException | int] = []
-        there, self._deliver = threading.Event(), deliver
+        listens: Future[int] = Future()
+        self._deliver = deliver
 
         def run() -> None:
             try:
-                asyncio.run(self._run(ready, there))
+                asyncio.run(self._run(listens))
             except BaseException as error:
-                ready.append(error)
-            finally:
-                there.set()
+                if not listens.done():
+                    listens.set_exception(error)
 
         self._thread = threading.Thread(target=run, name="gossip-sites", daemon=True)
         self._thread.start()
-        there.wait()
-        if isinstance(ready[0], BaseException):
-            raise ready[0]
-        self.port = ready[0]
+        self.port = listens.result()
 
     def send(self, to: int, message: Any) -> None:
         """See Links."""
@@ -542,14 +539,13 @@ class SiteLinks(_Streams):
 
     # ---- in the event loop
 
-    async def _run(self, ready: list[BaseException | int], there: threading.Event) -> None:
+    async def _run(self, listens: Future[int]) -> None:
         self._loop, self._ending = asyncio.get_running_loop(), asyncio.Event()
         port = 0
         if self._later:
             own = self._roster.one_way(self.me, self._later)
             port = await self._serve(self._listen, own, self.endpoint.most_bytes, self._later)
-        ready.append(port)
-        there.set()
+        listens.set_result(port)
         tasks = [asyncio.create_task(self._live_with(peer)) for peer in self._earlier]
         tasks.append(asyncio.create_task(self._beat()))
         await self._ending.wait()

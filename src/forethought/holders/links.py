@@ -78,30 +78,24 @@ class Links(Protocol):
 
     def start(self, deliver: Deliver) -> None:
         """Begin; messages that arrive are handed to ``deliver``, from any thread."""
-        ...
 
     def send(self, to: int, message: Any) -> None:
         """Send a message; it is lost if there is no connection."""
-        ...
 
     def heard(self, peer: int) -> float | None:
         """The time (``time.monotonic``) at which something last came from a neighbour.
 
         None: it has no connection now; it may have had one before.
         """
-        ...
 
     def finish(self) -> None:
         """Tell the neighbours that this worker has finished; it still answers them."""
-        ...
 
     def over(self, peer: int) -> bool:
         """True if a neighbour has said that it has finished."""
-        ...
 
     def close(self, seconds: float) -> None:
         """End the links, after at most so many seconds for the last messages to be sent."""
-        ...
 
 
 class Liveness:
@@ -491,7 +485,7 @@ class WorkerDriver:
     def _handle(self, event: on.Event) -> None:
         waiting = False
         for effect in self.machine.handle(event):
-            match effect:
+            match effect:  # a WorkerFinished is read from machine.finished
                 case on.Send():
                     self._say(effect.to, effect.message)
                     message = effect.message
@@ -515,8 +509,6 @@ class WorkerDriver:
                         self._open = waiting = False
                 case on.Alarm():
                     self.drove.alarm(effect.code, effect.text)
-                case _:
-                    pass  # WorkerFinished: read from machine.finished
         if waiting and isinstance(event, on.Mix):
             self._open = True
 

@@ -22,6 +22,7 @@ from forethought.federated.server import Average, ServerMachine
 from forethought.holders.driving import LastHeard, Out, ServerDriver, shown, stop_on_signals
 from forethought.holders.grpc import LINGER, FederationServer
 from forethought.training.folder import locked
+from forethought.values.serialisation import replaced
 
 # The status that a server shows: progress of the run, connected clients, refused frames. It
 # contains nothing private, and is a value, JSON, and a page on 127.0.0.1.
@@ -322,8 +323,6 @@ def _first_model(folder: Path, weights: Vector) -> Vector:
     if path.exists():
         kept: Any = np.load(path, allow_pickle=False)
         return np.ascontiguousarray(kept, dtype=np.float32)
-    part = path.with_name(f".{START}")
-    with part.open("wb") as file:
+    with replaced(path) as file:
         np.save(file, weights)
-    part.replace(path)
     return weights

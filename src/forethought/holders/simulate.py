@@ -13,7 +13,7 @@ import struct
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -73,6 +73,7 @@ class Simulation:
         start: the weights that all begin with. secrets: of all holders.
         workers: processes that compute; 0: this one. engine: starts these processes.
         progress: see :func:`simulate`. held: contexts that are left when the simulation ends.
+        accuracies: see :class:`SimulatedRun`; of about :data:`POINTS` of the models.
     """
 
     agreed: Agreed
@@ -87,6 +88,7 @@ class Simulation:
     engine: str
     progress: Progress | None
     held: contextlib.ExitStack
+    accuracies: list[tuple[Any, ...]] = field(default_factory=list)
     _states: dict[int, bytes] = field(default_factory=dict)
     _count: int = 0
 
@@ -97,7 +99,7 @@ class Simulation:
             sums: True gives noised sums; see :class:`~forethought.holders.trainer.Holder`.
         """
 
-        def make(states: dict[int, bytes]) -> simulator.Trainers:
+        def make(states: dict[int, bytes]) -> Computing:
             holders = self.holders
             if sums:
                 holders = [replace(one, gradients="sums") for one in holders]
@@ -109,7 +111,7 @@ class Simulation:
         return self.recorded(make)
 
     def recorded(
-        self, make: Callable[[dict[int, bytes]], simulator.Trainers], name: str = RECORD
+        self, make: Callable[[dict[int, bytes]], Computing], name: str = RECORD
     ) -> simulator.Trainers:
         """Give trainers a record if there is a folder; torch then uses one thread.
 
@@ -136,6 +138,22 @@ class Simulation:
             return None
         parts = self.shared.layout.views(torch.from_numpy(np.array(weights)))
         return evaluate(self.shared.model, parts, self.loss, self.test)[1]
+
+    @property
+    def every(self) -> int:
+        """The number of models, or of updates of a gossip, from one noted accuracy to the next."""
+        star = isinstance(self.agreed, Federation)
+        return max(1, (self.agreed.rounds if star else self.agreed.total) // POINTS)
+
+    def of_version(self, version: int, seconds: float, weights: Vector) -> None:
+        """Note the accuracy of a federation's new model, if it is due."""
+        if self.test is not None and version % self.every == 0:
+            self.accuracies.append((seconds, self.accuracy(weights)))
+
+    def of_workers(self, count: int, seconds: float, workers: list[Machine]) -> None:
+        """Note the accuracy of the workers' average at a count of updates."""
+        weights = simulator.average(workers)
+        self.accuracies.append((seconds, count, self.accuracy(weights)))
 
     @property
     def transcripts(self) -> tuple[Transcript, ...]:
@@ -231,6 +249,9 @@ class _KeptUpdate:
     vector: Vector
 
 
+Computing: TypeAlias = InProcess | Cohort
+
+
 class Recorded:
     """Trainers that record each update; see :class:`forethought.holders.simulator.Trainers`.
 
@@ -246,7 +267,7 @@ class Recorded:
     def __init__(
         self,
         folder: Path,
-        make: Callable[[dict[int, bytes]], simulator.Trainers],
+        make: Callable[[dict[int, bytes]], Computing],
         name: str = RECORD,
     ) -> None:
         for other in {RECORD, FUSED} - {name}:
@@ -256,16 +277,18 @@ class Recorded:
                     f"{'with' if other == FUSED else 'without'} fused = true: go on with it so"
                 )
         self._log = RecordLog(FolderStorage(folder, durable=False), name)
-        self._known: dict[tuple[int, int], _KeptUpdate] = {}
+        # Client and round → an outcome that is in the record, and was not requested yet.
+        self._known: dict[tuple[int, int], simulator.Result] = {}
         states: dict[int, bytes] = {}
         for record in self._log.replay():
             for part in _split(record):
                 found: _KeptUpdate = decode(_KeptUpdate, part)
-                self._known[found.client, found.round] = found
+                vector = np.array(found.vector, dtype=np.float32)
+                one = simulator.Result(vector, found.rounds, found.input_hash, found.state)
+                self._known[found.client, found.round] = one
                 states[found.client] = found.state
         self.trainers = make(states)
         self._works: dict[int, simulator.Work] = {}
-        self._kept: set[tuple[int, int]] = set()
 
     def begin(self, work: simulator.Work) -> None:
         """Begin the work, unless its result is in the record."""
@@ -275,32 +298,19 @@ class Recorded:
 
     def result(self, client: int) -> simulator.Result:
         """The outcome of a client's work: from the record, or computed and then recorded."""
-        work = self._works.pop(client)
-        known = self._known.pop((client, work.round), None)
-        if known is not None:
-            vector = np.array(known.vector, dtype=np.float32)
-            return simulator.Result(vector, known.rounds, known.input_hash, known.state)
-        done = self.trainers.result(client)
-        if (client, work.round) in self._kept:
-            self._kept.discard((client, work.round))
-            return done
-        # All results that were computed together are one record. A resumed simulation computes all
-        # of them again or none, so it computes them together again, and to the same bits.
-        others = self.trainers.done()
-        along = [self._works[one] for one in sorted(others)]
-        new = [other for other in along if (other.client, other.round) not in self._kept]
-        all_of_it = [(work, done), *((other, others[other.client]) for other in new)]
-        self._kept |= {(other.client, other.round) for other, _ in all_of_it[1:]}
-        parts = []
-        for of, one in all_of_it:
-            about = of.client, of.round, of.base, one.rounds, one.input_hash, one.state
-            parts.append(encode(_KeptUpdate(*about, one.vector)))
-        self._log.append(b"".join(_LENGTH.pack(len(part)) + part for part in parts))
-        return done
-
-    def done(self) -> dict[int, simulator.Result]:
-        """No outcomes: each is in the record."""
-        return {}
+        place = client, self._works[client].round
+        if place not in self._known:
+            # All results that were computed together are one record. A resumed simulation computes
+            # all of them again or none, so it computes them together again, and to the same bits.
+            parts = []
+            for one, done in self.trainers.together().items():
+                of = self._works[one]
+                self._known[one, of.round] = done
+                about = one, of.round, of.base, done.rounds, done.input_hash, done.state
+                parts.append(encode(_KeptUpdate(*about, done.vector)))
+            self._log.append(b"".join(_LENGTH.pack(len(part)) + part for part in parts))
+        del self._works[client]
+        return self._known.pop(place)
 
 
 def _split(record: bytes) -> Iterator[memoryview]:
@@ -491,7 +501,7 @@ def simulate(
             progress,
             held,
         )
-        run = _run(federation, running, times, fused)
+        run = _run(running, times, fused)
         running.finish(run)
     return run
 
@@ -518,35 +528,8 @@ def synchronous_seconds(agreed: Federation | Gossip, times: simulator.Times) -> 
     return rehearsed(other, times).seconds
 
 
-class _Accuracies:
-    """Notes the accuracy of about :data:`POINTS` of the models."""
-
-    def __init__(self, running: Simulation, last: int) -> None:
-        self.found: list[tuple[Any, ...]] = []
-        self.every = max(1, last // POINTS)
-        self._running = running
-
-    def of_version(self, version: int, seconds: float, weights: Vector) -> None:
-        """Note the accuracy of a federation's new model, if it is due."""
-        if version % self.every == 0:
-            self._note(weights, seconds)
-
-    def of_workers(self, count: int, seconds: float, workers: list[Machine]) -> None:
-        """Note the accuracy of the workers' average at a count of updates."""
-        self._note(simulator.average(workers), seconds, count)
-
-    def _note(self, weights: Vector, *at: float) -> None:
-        accuracy = self._running.accuracy(weights)
-        if accuracy is not None:
-            self.found.append((*at, accuracy))
-
-
-def _run(
-    agreed: Federation | Gossip, running: Simulation, times: simulator.Times, fused: bool
-) -> SimulatedRun:
-    accuracies = _Accuracies(
-        running, agreed.rounds if isinstance(agreed, Federation) else agreed.total
-    )
+def _run(running: Simulation, times: simulator.Times, fused: bool) -> SimulatedRun:
+    agreed = running.agreed
     done: simulator.SimulatedStar | simulator.SimulatedGraph
     each: list[float | None] = []
     if isinstance(agreed, Gossip):
@@ -556,18 +539,17 @@ def _run(
             running.trainers(),
             times,
             committed=running.committed,
-            looked=None if running.test is None else accuracies.of_workers,
-            every=accuracies.every,
+            looked=None if running.test is None else running.of_workers,
+            every=running.every,
             timeline=True,
         ).run()
         each = [running.accuracy(model) for model in done.models]
     elif fused:
         asked = cohorts(agreed)
         timed = simulated_times(agreed, times, asked)
-        done = _locked(agreed, running, timed, accuracies, _fused(agreed, running, asked))
+        done = _locked(agreed, running, timed, _fused(agreed, running, asked))
     elif agreed.secure is not None:
-        models = _securely(agreed, running)
-        done = _locked(agreed, running, rehearsed(agreed, times), accuracies, models)
+        done = _locked(agreed, running, rehearsed(agreed, times), _securely(agreed, running))
         done = replace(done, rounds=np.array([len(made) for made in running.transcripts]))
     else:
         done = simulator.StarSimulator(
@@ -577,7 +559,7 @@ def _run(
             times,
             average=ReportedAverage.of(agreed, running.shared.layout, running.start),
             committed=running.committed,
-            versions=None if running.test is None else accuracies.of_version,
+            versions=None if running.test is None else running.of_version,
             timeline=True,
         ).run()
     running.shared.write(done.weights)
@@ -586,7 +568,7 @@ def _run(
         agreed,
         done,
         tuple(running.statement(k, made) for k, made in enumerate(transcripts)),
-        tuple(accuracies.found),
+        tuple(running.accuracies),
         running.accuracy(done.weights),
         transcripts,
         tuple(one for one in each if one is not None),
@@ -598,7 +580,6 @@ def _locked(
     federation: Federation,
     running: Simulation,
     timed: simulator.SimulatedStar,
-    accuracies: _Accuracies,
     models: Iterator[Vector],
 ) -> simulator.SimulatedStar:
     """Train in lockstep, round by round; the times are those of machines without training."""
@@ -608,14 +589,14 @@ def _locked(
         if average is not None:
             average.update(version, model)
         reported = model if average is None else average.weights
-        accuracies.of_version(version, seconds, reported)
+        running.of_version(version, seconds, reported)
     return replace(timed, weights=reported)
 
 
 def _fused(federation: Federation, running: Simulation, asked: Sequence[Asked]) -> Iterator[Vector]:
     """The models of rounds with one private sum each."""
 
-    def make(states: dict[int, bytes]) -> simulator.Trainers:
+    def make(states: dict[int, bytes]) -> Computing:
         brought = running.shared, running.holders, federation, asked, running.secrets
         return running.held.enter_context(Cohort(*brought, running.workers, running.engine))
 

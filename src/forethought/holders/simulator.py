@@ -328,15 +328,9 @@ class Trainers(Protocol):
 
     def begin(self, work: Work) -> None:
         """Accept work; it may be done now, later or elsewhere, in this order for each client."""
-        ...
 
     def result(self, client: int) -> Result:
         """Wait for a client's work and return its outcome."""
-        ...
-
-    def done(self) -> dict[int, Result]:
-        """The other outcomes that are computed and not yet requested, by client."""
-        ...
 
 
 Rehearsed = Callable[[Work], Vector]
@@ -361,10 +355,6 @@ class NoTraining:
         work = self._works.pop(client)
         vector = work.weights if self._vector is None else self._vector(work)
         return Result(vector, first_round(self._rounds, work.round + 1), b"", b"")
-
-    def done(self) -> dict[int, Result]:
-        """No outcomes: every update is computed on request."""
-        return {}
 
 
 def no_gradients(parameters: int) -> Rehearsed:

@@ -74,7 +74,7 @@ class InProcess:
         self._states = dict(states or {})
         self._clients = len(holders) if clients is None else clients
         self._works: list[Work] = []
-        self._begun: dict[int, Future[dict[int, Result]]] = {}
+        self._results: dict[int, Result] = {}
         self._made: dict[int, ClientTrainer] = {}
 
     def begin(self, work: Work) -> None:
@@ -83,17 +83,15 @@ class InProcess:
 
     def result(self, client: int) -> Result:
         """The outcome of a client's work; computes all work that was begun, if not done yet."""
-        if client not in self._begun:
-            works, self._works = self._works, []
-            for group in groups_of(works, self._clients):
-                found = self._submit(group)
-                last = (work.client for work in group if work.part == work.parts - 1)
-                self._begun |= dict.fromkeys(last, found)
-        return self._begun.pop(client).result()[client]
+        if client not in self._results:
+            self._results |= self.together()
+        return self._results.pop(client)
 
-    def done(self) -> dict[int, Result]:
-        """The outcomes of all work that :meth:`result` began, and that are not yet requested."""
-        return {client: found.result()[client] for client, found in self._begun.items()}
+    def together(self) -> dict[int, Result]:
+        """Compute all work that was begun; the outcomes by client."""
+        works, self._works = self._works, []
+        begun = [self._submit(group) for group in groups_of(works, self._clients)]
+        return {client: one for found in begun for client, one in found.result().items()}
 
     def _submit(self, group: Sequence[Work]) -> Future[dict[int, Result]]:
         found: Future[dict[int, Result]] = Future()

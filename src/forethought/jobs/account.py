@@ -7,7 +7,7 @@ import math
 import signal
 import threading
 import tomllib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, replace
 from itertools import combinations
@@ -216,7 +216,7 @@ def _verified(
         _require_told(found, statement)
     others = None
     if statement.accountant["kind"] in OF_OTHERS:
-        others = _agreed_by_others(federation, gossip, statement)
+        others = _agreed_by_others(federation or gossip, statement)
     outcome = verification.check(
         statement,
         plan,
@@ -506,66 +506,53 @@ def _transcript(
     return transcript.releases()
 
 
-def _agreed_by_others(
-    federation: Federation | None, gossip: Gossip | None, statement: Statement
-) -> str:
+def _agreed_by_others(agreed: Federation | Gossip | None, statement: Statement) -> str:
     """The name of the file with the agreed terms from which the accountant's details follow.
 
     Raises:
         StatementError: there is no such file beside the statement, or they do not follow from it.
     """
-    if federation is not None:
-        made = (
-            accountant_of(federation, client, view)
-            for client in range(len(federation.members))
-            if plan_digest(federation.plan(client).to_dict()) == statement.plan
-            for view in VIEWS
-            if view != "secure-server" or federation.secure is not None
+    if agreed is None:
+        raise StatementError(
+            f"the accountant {statement.accountant['kind']!r} counts on other holders, and neither "
+            f"{FEDERATION} nor {GOSSIP} beside the statement says that there were any"
         )
-        return _among(statement, made, FEDERATION)
-    if gossip is not None:
-        of_views = (
-            made
-            for worker in range(gossip.workers)
-            if plan_digest(gossip.plan(worker).to_dict()) == statement.plan
-            for made in _views_of(gossip, worker, statement)
-        )
-        return _among(statement, of_views, GOSSIP)
+    for me, plan in enumerate(agreed.own_plans):
+        stated = plan_digest(plan.to_dict()) == statement.plan
+        if stated and dict(statement.accountant) in _views_of(agreed, me, statement):
+            return agreed.file
     raise StatementError(
-        f"the accountant {statement.accountant['kind']!r} counts on other holders, and neither "
-        f"{FEDERATION} nor {GOSSIP} beside the statement says that there were any"
+        f"{agreed.file} gives no holder of the stated plan the accountant that the statement has"
     )
 
 
-def _views_of(gossip: Gossip, worker: int, statement: Statement) -> Iterator[dict[str, Any] | None]:
-    """The accountants that a worker's statement may have: against outsiders or any observers.
+def _views_of(
+    agreed: Federation | Gossip, me: int, statement: Statement
+) -> Iterator[Mapping[str, Any] | None]:
+    """The accountants that a holder's statement may have: of a worker, against any observers.
 
     Raises:
         StatementError: too many possible sets of observers.
     """
-    if statement.accountant["kind"] == AGGREGATE:
-        yield {"kind": AGGREGATE, "gain": outsider_gain(gossip, worker)}
-    if statement.accountant["kind"] != NETWORK:
-        return
-    count = whole("observers", statement.accountant["observers"])
-    workers = [other for other in range(gossip.workers) if other != worker]
-    if math.comb(len(workers), count) > MOST_OBSERVERS:
-        raise StatementError(
-            f"{count} of {len(workers)} workers can be chosen in more than {MOST_OBSERVERS:,} "
-            "ways: which of them the statement is about cannot be found again"
-        )
-    for observers in combinations(workers, count):
-        with suppress(NetworkViewError):
-            gains = network_gains(gossip, worker, observers, len(statement.mechanism))
-            yield {"kind": NETWORK, "gains": [list(pair) for pair in gains], "observers": count}
-
-
-def _among(statement: Statement, made: Iterable[Mapping[str, Any] | None], where: str) -> str:
-    if any(one == dict(statement.accountant) for one in made):
-        return where
-    raise StatementError(
-        f"{where} gives no holder of the stated plan the accountant that the statement has"
-    )
+    kind = statement.accountant["kind"]
+    if isinstance(agreed, Federation):
+        for view in VIEWS:
+            if view != "secure-server" or agreed.secure is not None:
+                yield accountant_of(agreed, me, view)
+    elif kind == AGGREGATE:
+        yield {"kind": AGGREGATE, "gain": outsider_gain(agreed, me)}
+    elif kind == NETWORK:
+        count = whole("observers", statement.accountant["observers"])
+        workers = [other for other in range(agreed.workers) if other != me]
+        if math.comb(len(workers), count) > MOST_OBSERVERS:
+            raise StatementError(
+                f"{count} of {len(workers)} workers can be chosen in more than {MOST_OBSERVERS:,} "
+                "ways: which of them the statement is about cannot be found again"
+            )
+        for observers in combinations(workers, count):
+            with suppress(NetworkViewError):
+                gains = network_gains(agreed, me, observers, len(statement.mechanism))
+                yield {"kind": NETWORK, "gains": [list(pair) for pair in gains], "observers": count}
 
 
 @contextmanager

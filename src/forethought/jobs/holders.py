@@ -340,9 +340,57 @@ def agreed(
             "out, or train as a federation"
         )
     budgets = tuple(_budget(job, section, place, size) for place, size in enumerate(sizes))
+    asked = _Asked(job, sizes, budgets, network)
     if isinstance(section, FederationSection):
-        return _federation(job, section, sizes, speeds, budgets, network), budgets
-    return _gossip(request, section, sizes, budgets, network), budgets
+        return _federation(asked, section, speeds), budgets
+    return _gossip(asked, section, request.folder), budgets
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """A job's request to the planner for each of several holders; see :func:`agreed`."""
+
+    job: Job
+    sizes: Sequence[int]
+    budgets: Sequence[Budget]
+    network: Network
+
+    def reference(self, gradients: bool) -> Plan:
+        """The plan of one machine that has the signal-to-noise ratio of all holders together."""
+        more = len(self.sizes) ** 0.5
+        size = round(int(np.median(self.sizes)) * more)
+        asked = load.asked_of(self.job, size, self.network.parameters)
+        changes: dict[str, Any] = {"budget": self.budgets[0], "delta": None}
+        changes["noise_borne"] = self.network.noise_borne
+        if asked.batch is not None:
+            changes["batch"] = max(1, round(asked.batch * more))
+        if gradients and asked.options is None and kind_of(asked.optimizer).descends:
+            changes["options"] = {"momentum": 0.0}  # the server steps along each gradient apart
+        return plan(asked.with_(**changes))
+
+    def plans(
+        self, lead: Plan, batches: Sequence[int], rounds: int
+    ) -> tuple[list[int], tuple[Plan, ...]]:
+        """The index of each holder's plan, and the plans; equal requests share a plan.
+
+        Each has its own noise for its own budget, everything else as agreed.
+        """
+        agreed_on: dict[str, Any] = {
+            "delta": None,
+            "rounds": rounds,
+            "epochs": None,
+            "learning_rate": lead.optimizer.learning_rate,
+            "schedule": lead.schedule,
+            "averaging": lead.averaging,
+            "options": dict(lead.optimizer.options),
+        }
+        keys = list(zip(self.sizes, batches, self.budgets, strict=True))
+        known = {key: place for place, key in enumerate(dict.fromkeys(keys))}
+        plans = []
+        for size, batch, budget in known:
+            asked = load.asked_of(self.job, size, self.network.parameters)
+            plans.append(plan(asked.with_(budget=budget, batch=batch, **agreed_on)))
+        return [known[key] for key in keys], tuple(plans)
 
 
 def _budget(job: Job, section: HoldersSection, place: int, size: int) -> Budget:
@@ -359,17 +407,11 @@ def _name(section: HoldersSection, place: int) -> str:
     return section.tables[place].name if section.tables else f"{section.member}-{place}"
 
 
-def _federation(
-    job: Job,
-    section: FederationSection,
-    sizes: Sequence[int],
-    speeds: Sequence[float],
-    budgets: Sequence[Budget],
-    network: Network,
-) -> Federation:
+def _federation(asked: _Asked, section: FederationSection, speeds: Sequence[float]) -> Federation:
+    sizes, network = asked.sizes, asked.network
     weights = section.rule == "synchronous" and section.secure is None
     exchanged = section.exchanged or ("weights" if weights else "gradients")
-    lead = _reference(job, budgets[0], sizes, network, exchanged == "gradients")
+    lead = asked.reference(exchanged == "gradients")
     local = section.local_rounds or 1
     if section.local_epochs is not None:
         local = max(1, round(section.local_epochs * lead.examples / lead.mean_batch))
@@ -385,8 +427,7 @@ def _federation(
         # A batch in proportion to the speed: all clients' rounds take the same time.
         return min(size, max(1, round(rate * size * speeds[client] / typical)))
 
-    def planned(size: int, batch: int, budget: Budget) -> Plan:
-        found = _plan(job, lead, size, batch, budget, first_round(local, rounds), network)
+    def shaped(found: Plan) -> Plan:
         if section.sizes is not None:
             return fitted(found) if section.sizes.value.refusal(found) is None else found
         if lengths:
@@ -396,7 +437,8 @@ def _federation(
         return growing(found, section.growth, local if isinstance(local, int) else 1)
 
     batches = [batch(client, size) for client, size in enumerate(sizes)]
-    places, plans = _each_once(planned, sizes, batches, budgets)
+    places, found = asked.plans(lead, batches, first_round(local, rounds))
+    plans = tuple(map(shaped, found))
     if section.rule == "synchronous":
         counted = [float(size if section.weights == "size" else 1) for size in sizes]
     else:
@@ -452,15 +494,9 @@ def _secure_aggregation(section: FederationSection, clients: int) -> SecureAggre
         raise JobError(f"secure = {section.secure!r}: {wrong}") from None
 
 
-def _gossip(
-    request: JobRequest,
-    section: GossipSection,
-    sizes: Sequence[int],
-    budgets: Sequence[Budget],
-    network: Network,
-) -> Gossip:
-    job = request.job
-    lead = _reference(job, budgets[0], sizes, network, True)
+def _gossip(asked: _Asked, section: GossipSection, folder: Path | None) -> Gossip:
+    sizes, network = asked.sizes, asked.network
+    lead = asked.reference(True)
     rounds = own_rounds = section.rounds or lead.rounds
     rate = lead.mean_batch / lead.examples
     if section.rule == "asynchronous":
@@ -470,9 +506,6 @@ def _gossip(
         rate = min(1.0, LARGE * rate)
         lead = _with_step_size(lead, LARGE * lead.optimizer.learning_rate)
 
-    def planned(size: int, batch: int, budget: Budget) -> Plan:
-        return _plan(job, lead, size, batch, budget, own_rounds, network)
-
     for worker, size in enumerate(sizes):
         if rate * size < 1:
             raise JobError(
@@ -481,11 +514,11 @@ def _gossip(
                 "leave the worker out"
             )
     batches = [min(size, round(rate * size)) for size in sizes]
-    places, plans = _each_once(planned, sizes, batches, budgets)
+    places, plans = asked.plans(lead, batches, own_rounds)
     return Gossip(
         tuple(Worker(_name(section, k), places[k]) for k in range(len(sizes))),
         plans,
-        mixing_of(section, len(sizes), request.folder),
+        mixing_of(section, len(sizes), folder),
         network.parameters,
         network.architecture,
         rounds,
@@ -493,52 +526,6 @@ def _gossip(
         compression=compression_of(section),
         start=network.start,
         **{name: getattr(section, name) for name in GOSSIP_KEYS},
-    )
-
-
-def _each_once(
-    planned: Callable[[int, int, Budget], Plan],
-    sizes: Sequence[int],
-    batches: Sequence[int],
-    budgets: Sequence[Budget],
-) -> tuple[list[int], tuple[Plan, ...]]:
-    """The index of each holder's plan, and the plans; equal requests share a plan."""
-    asked = list(zip(sizes, batches, budgets, strict=True))
-    known = {key: place for place, key in enumerate(dict.fromkeys(asked))}
-    return [known[key] for key in asked], tuple(planned(*key) for key in known)
-
-
-def _reference(
-    job: Job, budget: Budget, sizes: Sequence[int], network: Network, gradients: bool
-) -> Plan:
-    """The plan of one machine that has the signal-to-noise ratio of all holders together."""
-    more = len(sizes) ** 0.5
-    asked = load.asked_of(job, round(int(np.median(sizes)) * more), network.parameters)
-    changes: dict[str, Any] = {"budget": budget, "delta": None, "noise_borne": network.noise_borne}
-    if asked.batch is not None:
-        changes["batch"] = max(1, round(asked.batch * more))
-    if gradients and asked.options is None and kind_of(asked.optimizer).descends:
-        changes["options"] = {"momentum": 0.0}  # the server steps along each gradient separately
-    return plan(asked.with_(**changes))
-
-
-def _plan(
-    job: Job, lead: Plan, size: int, batch: int, budget: Budget, rounds: int, network: Network
-) -> Plan:
-    """One holder's plan: its own noise for its own budget, everything else as agreed."""
-    asked = load.asked_of(job, size, network.parameters)
-    return plan(
-        asked.with_(
-            budget=budget,
-            delta=None,
-            batch=batch,
-            rounds=rounds,
-            epochs=None,
-            learning_rate=lead.optimizer.learning_rate,
-            schedule=lead.schedule,
-            averaging=lead.averaging,
-            options=dict(lead.optimizer.options),
-        )
     )
 
 

@@ -153,7 +153,7 @@ class Loaded:
         """
         if self.read is None:
             return self
-        request, few = _with_functions(*self.read, (examples, budget))
+        request, few = _with_functions(*self.read, examples, budget)
         if request.job == self.request.job:
             return self
         return Loaded(request, few, request.job.build_model(few), self.read, examples)
@@ -466,25 +466,47 @@ def load_job(request: JobRequest, data_dir: Path | None = None) -> Loaded:
             rows = Split(dataset.train.inputs[:2], dataset.train.targets[:2])
             few = request, replace(dataset, train=rows, test=None)
         examples = len(dataset.train)
-        sizes = examples, request.job.budget_of(examples)
-        request, dataset = _with_functions(request, dataset, sizes)
+        budget = request.job.budget_of(examples)
+        request, dataset = _with_functions(request, dataset, examples, budget)
         return Loaded(request, dataset, request.job.build_model(dataset), few)
 
 
-# Number of records and budget, from which the basis functions of a table are chosen.
-_Sizes = tuple[int, Budget | None]
-
-
 def _with_functions(
-    request: JobRequest, dataset: Dataset, sizes: _Sizes
+    request: JobRequest, dataset: Dataset, examples: int, budget: Budget | None
 ) -> tuple[JobRequest, Dataset]:
-    """The request with the chosen basis functions of a table, and the table with them."""
-    add = _with_curves if request.job.model.name == "additive" else _with_basis
-    return add(request, dataset, sizes)
+    """The request with the chosen basis functions of a table, and the table with them.
+
+    An additive model has functions of its own. For another one the job names the basis, or the
+    number of records and the budget decide.
+
+    Raises:
+        JobError: a basis for data without declared numbers; or as for :func:`_with_curves`.
+    """
+    if request.job.model.name == "additive":
+        return _with_curves(request, dataset, examples, budget)
+    job, name = request.job, request.job.training.basis
+    numbers = () if dataset.encoder is None else dataset.encoder.numbers
+    if name == "auto":
+        name, why = "none", ""
+        if numbers and _plans_itself(job, dataset):
+            counts = dataset.shape[0], len(numbers), dataset.classes or 2
+            name, why = defaults.basis_for(examples, budget, *counts)
+        if name != "none":
+            request = with_basis(request, name, why)
+    if name == "none":
+        return request, dataset
+    if not numbers:
+        raise JobError(
+            f'[training] basis = "{name}" stands on declared numbers, and there are none: declare '
+            "ranges in [data.columns], or leave basis out"
+        )
+    hats = defaults.HATS if name in ("hats", "both") else 0
+    waves = defaults.WAVES if name in ("fourier", "both") else 0
+    return request, dataset.with_basis(Basis(numbers, hats, waves))
 
 
 def _with_curves(
-    request: JobRequest, dataset: Dataset, sizes: _Sizes
+    request: JobRequest, dataset: Dataset, examples: int, budget: Budget | None
 ) -> tuple[JobRequest, Dataset]:
     """The request with an additive model's options, and the table with its features.
 
@@ -513,8 +535,8 @@ def _with_curves(
     options = {"pieces": PIECES, "pairs": "auto", **job.model.options}
     if options["pairs"] == "auto":
         alone = job.federation is None and job.gossip is None
-        people = sizes[0] / dataset.records_per_person
-        epsilon = sizes[1].epsilon if sizes[1] else job.budget.epsilon
+        people = examples / dataset.records_per_person
+        epsilon = budget.epsilon if budget else job.budget.epsilon
         known = len(encoder.numbers), int(people), epsilon
         options["pairs"] = alone and pairs_pay(*known)
         word = "true" if options["pairs"] else "false"
@@ -526,35 +548,6 @@ def _with_curves(
     except (TypeError, ValueError) as error:
         raise JobError(f"[model] additive: {error}") from None
     return request, dataset.with_basis(curves)
-
-
-def _with_basis(request: JobRequest, dataset: Dataset, sizes: _Sizes) -> tuple[JobRequest, Dataset]:
-    """The request with its basis, and the table with the basis functions of its numbers.
-
-    The job names the basis, or its sizes decide.
-
-    Raises:
-        JobError: a basis for data without declared numbers.
-    """
-    job, name = request.job, request.job.training.basis
-    numbers = () if dataset.encoder is None else dataset.encoder.numbers
-    if name == "auto":
-        name, why = "none", ""
-        if numbers and _plans_itself(job, dataset):
-            counts = dataset.shape[0], len(numbers), dataset.classes or 2
-            name, why = defaults.basis_for(*sizes, *counts)
-        if name != "none":
-            request = with_basis(request, name, why)
-    if name == "none":
-        return request, dataset
-    if not numbers:
-        raise JobError(
-            f'[training] basis = "{name}" stands on declared numbers, and there are none: declare '
-            "ranges in [data.columns], or leave basis out"
-        )
-    hats = defaults.HATS if name in ("hats", "both") else 0
-    waves = defaults.WAVES if name in ("fourier", "both") else 0
-    return request, dataset.with_basis(Basis(numbers, hats, waves))
 
 
 def _plans_itself(job: Job, dataset: Dataset) -> bool:

@@ -157,42 +157,36 @@ def _parts(by_part: Mapping[str, float]) -> str:
 
 
 def _refusals(entries: Sequence[Entry]) -> str:
-    rows = []
-    for entry in entries:
-        values = entry.values
-        charge = charge_from(values["charge"])
-        rows.append(
-            [
-                str(entry.number),
-                *_when_and_who(values["at"], values["actor"]),
-                escape(str(values.get("purpose") or "not said")),
-                escape(in_plain_words(charge)),
-                _number(at_least(float(values["left"]))),
-            ]
-        )
+    rows = [
+        [
+            *_head(entry, entry.number),
+            escape(str(entry.values.get("purpose") or "not said")),
+            escape(in_plain_words(charge_from(entry.values["charge"]))),
+            _number(at_least(float(entry.values["left"]))),
+        ]
+        for entry in entries
+    ]
     heads = ("Entry", "When (UTC)", "By", "Purpose", "Plan", "ε left then")
     return _table("What did not fit; nothing was charged for it", heads, rows, "None.")
 
 
 def _registered(entries: Sequence[Entry], data: str) -> str:
-    gone = {e.values["entry"]: e for e in entries if e.kind == "forget"}
-    rows = []
-    for entry in entries:
-        values = entry.values
-        if entry.kind not in ("partition", "records") or values["data"] != data:
-            continue
-        out = gone.get(entry.number)
-        why = "" if out is None else f"taken out by {out.values['actor']}: {out.values['reason']}"
-        rows.append(
-            [
-                str(entry.number),
-                *_when_and_who(values["at"], values["actor"]),
-                escape(values["partition"] or "all records"),
-                _number(f"{values['new']:,}"),
-                f"<code>{escape(str(values.get('fingerprint', ''))[:16])}</code>",
-                escape(why),
-            ]
-        )
+    reasons = {
+        e.values["entry"]: f"taken out by {e.values['actor']}: {e.values['reason']}"
+        for e in entries
+        if e.kind == "forget"
+    }
+    rows = [
+        [
+            *_head(entry, entry.number),
+            escape(entry.values["partition"] or "all records"),
+            _number(f"{entry.values['new']:,}"),
+            f"<code>{escape(str(entry.values.get('fingerprint', ''))[:16])}</code>",
+            escape(reasons.get(entry.number, "")),
+        ]
+        for entry in entries
+        if entry.kind in ("partition", "records") and entry.values["data"] == data
+    ]
     heads = ("Entry", "When (UTC)", "By", "Part", "New", "Fingerprint begins", "Decision")
     caption = "Keyed hashes, by which the same records are noticed elsewhere"
     none = "None: no run said by which key records are recognised."
@@ -202,8 +196,7 @@ def _registered(entries: Sequence[Entry], data: str) -> str:
 def _decisions(entries: Sequence[Entry], numbers: set[int]) -> str:
     rows = [
         [
-            str(entry.values["reservation"]),
-            *_when_and_who(entry.values["at"], entry.values["actor"]),
+            *_head(entry, entry.values["reservation"]),
             _number(f"{int(entry.values['rounds']):,}"),
             escape(str(entry.values["reason"])),
         ]
@@ -213,6 +206,10 @@ def _decisions(entries: Sequence[Entry], numbers: set[int]) -> str:
     heads = ("Reservation", "When (UTC)", "By", "Rounds charged", "Reason")
     caption = "Reservations that were ended, since their runs were gone"
     return _table(caption, heads, rows, "None: every run that ended settled itself.")
+
+
+def _head(entry: Entry, number: int) -> list[str]:
+    return [str(number), *_when_and_who(entry.values["at"], entry.values["actor"])]
 
 
 def _when_and_who(at: object, actor: object) -> list[str]:

@@ -10,14 +10,16 @@ import secrets
 import ssl
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import wraps
+from inspect import signature
+from typing import Any, ParamSpec, TypeVar
 from urllib.parse import quote, urlsplit
 
 from forethought.ledger import book
 from forethought.ledger.wire import ARGUMENTS, CALLS, error_from
-from forethought.values.checks import without_none
 
+_Given = ParamSpec("_Given")
 _Result = TypeVar("_Result")
 # Seconds to wait for one answer, and to retry one call before the run is stopped. Methods that read
 # the whole book get more time.
@@ -33,6 +35,20 @@ AT_ONCE = 10_000
 def _batches(persons: Iterable[bytes]) -> Iterator[list[bytes]]:
     every = list(persons)
     return (every[at : at + AT_ONCE] for at in range(0, len(every), AT_ONCE))
+
+
+def _asked(method: Callable[_Given, _Result]) -> Callable[_Given, _Result]:
+    """The method of a book, asked of the service; arguments at their defaults are not sent."""
+    form = signature(method)
+
+    @wraps(method)
+    def ask(*given: _Given.args, **named: _Given.kwargs) -> Any:
+        held = form.bind(*given, **named).arguments
+        remote: RemoteBook = held.pop("self")
+        sent = {name: v for name, v in held.items() if v != form.parameters[name].default}
+        return remote._ask(method.__name__, **sent)
+
+    return ask
 
 
 class RemoteBook(book.Book):
@@ -85,11 +101,8 @@ class RemoteBook(book.Book):
                 self._held.close()
         self._held = None
 
-    def _ask(self, kind: type[_Result], method: str, **arguments: Any) -> _Result:
+    def _ask(self, method: str, **arguments: Any) -> Any:
         """Call a method of the book behind the service.
-
-        Args:
-            kind: the type of its result.
 
         Raises:
             BookError, UnsupportedMechanismError: raised by the book, or the service cannot be
@@ -111,10 +124,7 @@ class RemoteBook(book.Book):
                         self._drop()
                         raise
                 if status == 200:
-                    found = call.read(answer)
-                    if not isinstance(found, kind):
-                        raise book.BookError(f"{self._url} answers otherwise than a ledger does")
-                    return found
+                    return call.read(answer)
                 if status not in (429, 503):
                     raise error_from(answer)
                 reason: object = answer.get("message", status)
@@ -160,50 +170,29 @@ class RemoteBook(book.Book):
             raise book.NotAllowedError(str(answer.get("message")))
         return response.status, answer
 
-    def open_account(self, account: book.Account) -> book.Account:
-        return self._ask(book.Account, "open_account", account=account)
-
-    def account(self, data: str) -> book.Account:
-        return self._ask(book.Account, "account", data=data)
-
-    def accounts(self) -> Sequence[book.Account]:
-        return self._ask(list, "accounts")
-
-    def fits(self, data: str, charge: book.Charge) -> bool:
-        return self._ask(bool, "fits", data=data, charge=charge)
+    open_account = _asked(book.Book.open_account)
+    account = _asked(book.Book.account)
+    accounts = _asked(book.Book.accounts)
+    fits = _asked(book.Book.fits)
+    begin = _asked(book.Book.begin)
+    mark = _asked(book.Book.mark)
+    settle = _asked(book.Book.settle)
+    end = _asked(book.Book.end)
+    reservation = _asked(book.Book.reservation)
+    reservations = _asked(book.Book.reservations)
+    total = _asked(book.Book.total)
+    forget = _asked(book.Book.forget)
+    entries = _asked(book.Book.entries)
+    verify = _asked(book.Book.verify)
 
     def reserve(
         self, data: str, charge: book.Charge, *, purpose: str = "", call: str | None = None
     ) -> book.Reservation:
         call = call or secrets.token_hex(16)
-        return self._ask(
-            book.Reservation, "reserve", data=data, charge=charge, purpose=purpose, call=call
+        made: book.Reservation = self._ask(
+            "reserve", data=data, charge=charge, purpose=purpose, call=call
         )
-
-    def begin(self, number: int, run: str) -> book.Reservation:
-        return self._ask(book.Reservation, "begin", number=number, run=run)
-
-    def mark(
-        self, number: int, rounds: int, *, run: str | None = None, begun: int | None = None
-    ) -> None:
-        given = without_none({"run": run, "begun": begun})
-        self._ask(type(None), "mark", number=number, rounds=rounds, **given)
-
-    def settle(self, number: int, rounds: int, *, run: str | None = None) -> book.Total:
-        given = without_none({"run": run})
-        return self._ask(book.Total, "settle", number=number, rounds=rounds, **given)
-
-    def end(self, number: int, rounds: int, reason: str) -> book.Total:
-        return self._ask(book.Total, "end", number=number, rounds=rounds, reason=reason)
-
-    def reservation(self, number: int) -> book.Reservation:
-        return self._ask(book.Reservation, "reservation", number=number)
-
-    def reservations(self, data: str) -> Sequence[book.Reservation]:
-        return self._ask(list, "reservations", data=data)
-
-    def total(self, data: str) -> book.Total:
-        return self._ask(book.Total, "total", data=data)
+        return made
 
     def add_persons(self, data: str, partition: str | None, persons: Iterable[bytes]) -> int:
         return self._add("add_persons", persons, data=data, partition=partition)
@@ -212,27 +201,17 @@ class RemoteBook(book.Book):
         return self._add("add_records", persons, data=data, fingerprint=fingerprint)
 
     def _add(self, method: str, persons: Iterable[bytes], **more: Any) -> int:
-        return sum(self._ask(int, method, persons=some, **more) for some in _batches(persons))
-
-    def forget(self, data: str, entry: int, reason: str) -> int:
-        return self._ask(int, "forget", data=data, entry=entry, reason=reason)
+        return sum(self._ask(method, persons=some, **more) for some in _batches(persons))
 
     def overlaps(
         self, data: str, persons: Iterable[bytes], partition: str | None = None
     ) -> Mapping[str, tuple[int, int]]:
         found: dict[str, tuple[int, int]] = {}
         for some in _batches(persons):
-            for name, (shared, size) in self._ask(
-                dict, "overlaps", data=data, persons=some, partition=partition
-            ).items():
+            answer = self._ask("overlaps", data=data, persons=some, partition=partition)
+            for name, (shared, size) in answer.items():
                 found[name] = found.get(name, (0, 0))[0] + shared, size
         return found
-
-    def entries(self, after: int = 0) -> Sequence[book.Entry]:
-        return self._ask(list, "entries", after=after)
-
-    def verify(self, head: str | None = None) -> Sequence[str]:
-        return self._ask(list, "verify", head=head)
 
     def close(self) -> None:
         with self._lock:

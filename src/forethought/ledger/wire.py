@@ -55,7 +55,7 @@ CALLS: dict[str, BookCall] = {
     "fits": BookCall(_same, bool),
     "reserve": BookCall(*_RESERVATION),
     "begin": BookCall(*_RESERVATION),
-    "mark": BookCall(_same, _same),
+    "mark": BookCall(_same, lambda _: None),
     "settle": BookCall(*_TOTAL),
     "end": BookCall(*_TOTAL, again=False),
     "reservation": BookCall(*_RESERVATION),

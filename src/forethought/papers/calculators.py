@@ -91,7 +91,10 @@ class RoundsCalculator:
     def at(self, size: float, rounds: int | None = None) -> closed_form.ClosedForm:
         """Theorem 3.1 at a constant sample size; default: the number of rounds of k epochs."""
         count = round(self.epochs * self.examples / size) if rounds is None else rounds
-        sizes = closed_form.SampleSizes.constant(size, count, self.examples)
+        return self.proven(closed_form.SampleSizes.constant(size, count, self.examples))
+
+    def proven(self, sizes: closed_form.SampleSizes) -> closed_form.ClosedForm:
+        """Theorem 3.1 at these sample sizes."""
         return closed_form.theorem_3_1(self.epsilon, self.delta, self.sigma, sizes)
 
 
@@ -389,11 +392,26 @@ def calculate(
             "give noise_multiplier (Appendix D.4 finds epsilon and rounds) or epsilon (Appendix "
             "E.1 finds the noise and the sample size)"
         )
+
+    def sizes(rounds: int) -> closed_form.SampleSizes:
+        return growing(N, k, exponent, rounds, most)
+
     if epsilon is None:
         if earlier:
             raise CalculatorError("a phase after earlier ones needs epsilon: the total allowed")
+        # θ hardly depends on the number of rounds, so it is computed for many rounds.
+        theta = sizes(max(10_000, math.ceil(k * (exponent + 1)))).theta
         sigma = real("noise_multiplier", noise_multiplier, above=0)
-        return _by_noise(N, sigma, k, tail, exponent, most, reading)
+        try:
+            found = rounds_calculator(N, sigma, k, theta, tail, reading)
+            proven = _enough_rounds(found, sizes)
+            claimed = found.proven(sizes(math.ceil(found.t_min_asymptotic)))
+        except ValueError as error:
+            raise CalculatorError(f"{D4}: {error}") from error
+        return [
+            Calculated(D4, "T_min, the fewest rounds that Theorem 3.1 proves", proven),
+            Calculated(D4, "T_min,asym, below which the paper claims no proof can go", claimed),
+        ]
     target = real("epsilon", epsilon, above=0)
     if exponent:
         if earlier or noise_multiplier is not None:
@@ -401,7 +419,8 @@ def calculate(
                 "growing samples are planned from epsilon alone: drop power, or drop earlier "
                 "phases and noise_multiplier"
             )
-        return [_growing_by_epsilon(N, target, k, tail, exponent, most)]
+        grown = _fewest_rounds(target, tail, sizes)
+        return [Calculated(GROWING, f"fewest rounds of s_i ≈ q N i^{exponent:g}", grown)]
     try:
         phase = phase_calculator(N, k * N, target, earlier, noise_multiplier, tail, reading)
     except ValueError as error:
@@ -453,56 +472,30 @@ def earlier_phase(text: str) -> tuple[float, int]:
         ) from None
 
 
-def _by_noise(
-    examples: int,
-    sigma: float,
-    epochs: float,
-    delta: float,
-    power: float,
-    steps: int,
-    reading: Reading,
-) -> list[Calculated]:
-    # θ hardly depends on the number of rounds, so it is computed for many rounds.
-    many = growing(examples, epochs, power, max(10_000, math.ceil(epochs * (power + 1))), steps)
-    try:
-        found = rounds_calculator(examples, sigma, epochs, many.theta, delta, reading)
-        proven = _enough_rounds(found, power, steps)
-        claimed = _at(found, math.ceil(found.t_min_asymptotic), power, steps)
-    except ValueError as error:
-        raise CalculatorError(f"{D4}: {error}") from error
-    return [
-        Calculated(D4, "T_min, the fewest rounds that Theorem 3.1 proves", proven),
-        Calculated(D4, "T_min,asym, below which the paper claims no proof can go", claimed),
-    ]
+# Sample sizes of k epochs, from the number of rounds.
+_Sizes = Callable[[int], closed_form.SampleSizes]
 
 
-def _enough_rounds(found: RoundsCalculator, power: float, steps: int) -> closed_form.ClosedForm:
+def _enough_rounds(found: RoundsCalculator, sizes: _Sizes) -> closed_form.ClosedForm:
     """Theorem 3.1 at T_min, or at a few more rounds for γ's tolerance and the size stretches."""
     rounds = math.ceil(found.t_min)
     while True:
-        result = _at(found, rounds, power, steps)
+        result = found.proven(sizes(rounds))
         needed = next(c.left for c in result.conditions if c.name.startswith("(8)"))
         if needed <= rounds:
             return result
         rounds = max(rounds + 1, math.ceil(needed))
 
 
-def _at(found: RoundsCalculator, rounds: int, power: float, steps: int) -> closed_form.ClosedForm:
-    sizes = growing(found.examples, found.epochs, power, rounds, steps)
-    return closed_form.theorem_3_1(found.epsilon, found.delta, found.sigma, sizes)
-
-
-def _growing_by_epsilon(
-    examples: int, epsilon: float, epochs: float, delta: float, power: float, steps: int
-) -> Calculated:
+def _fewest_rounds(epsilon: float, delta: float, sizes: _Sizes) -> closed_form.ClosedForm:
+    """Theorem B.4 at the fewest rounds at which it holds."""
     sigma = closed_form.closed_form_sigma(epsilon, delta)
 
     def result(rounds: int) -> closed_form.ClosedForm | None:
         try:
-            sizes = growing(examples, epochs, power, rounds, steps)
+            found = closed_form.theorem_b_4(epsilon, delta, sigma, sizes(rounds))
         except ValueError:
             return None
-        found = closed_form.theorem_b_4(epsilon, delta, sigma, sizes)
         return found if found.holds else None
 
     # More rounds relax the conditions.
@@ -511,9 +504,9 @@ def _growing_by_epsilon(
     if found is None:
         raise CalculatorError(
             f"Theorem B.4 proves epsilon {epsilon} not even with {_MOST_ROUNDS:,} rounds: allow a "
-            f"larger epsilon, or fewer than {epochs:g} epochs"
+            f"larger epsilon, or fewer than {sizes(_MOST_ROUNDS).epochs:g} epochs"
         )
-    return Calculated(GROWING, f"fewest rounds of s_i ≈ q N i^{power:g}", found)
+    return found
 
 
 def _finite(value: float) -> float | None:

@@ -87,22 +87,19 @@ def _gamma_right(sigma: float, alpha: float, factor: float) -> float:
     return (2 + 16 * alpha * bracket * math.exp(3 / sigma**2)) / (1 - alpha)
 
 
-def gamma(sigma: float, ratio: float) -> float:
+def gamma_printed(sigma: float, ratio: float) -> float:
+    """The smallest γ that satisfies the condition as printed in Theorems 3.1 and B.4."""
+    return gamma(sigma, ratio, real("sigma", sigma, above=0))
+
+
+def gamma(sigma: float, ratio: float, factor: float = 1.0) -> float:
     """The smallest γ that satisfies (55), with the derivation's denominator: γ = 2 + O(ᾱ).
 
     Args:
         sigma: σ.
         ratio: εN/K.
+        factor: on the denominator's 2e√ᾱ; as printed it is σ.
     """
-    return _gamma(sigma, ratio, 1.0)
-
-
-def gamma_printed(sigma: float, ratio: float) -> float:
-    """The smallest γ that satisfies the condition as printed in Theorems 3.1 and B.4."""
-    return _gamma(sigma, ratio, real("sigma", sigma, above=0))
-
-
-def _gamma(sigma: float, ratio: float, factor: float) -> float:
     size, share = real("sigma", sigma, above=0), real("ratio", ratio, above=0)
 
     def short(value: float) -> bool:

@@ -146,15 +146,14 @@ def proposition_2(
     Raises:
         ValueError: the arguments are not exactly those of one case.
     """
-    case = _case(gap, radius, convexity)
     T, M = whole("rounds", rounds), real("smoothness", smoothness, above=0)
-    if case == "a":
-        printed, quantity = 4 * M * _positive(gap) / T, _GRADIENT
-    elif case == "b":
-        printed, quantity = 4 * M * _positive(radius) ** 2 / T, _EXCESS
-    else:
-        printed, quantity = (1 - _share(convexity, M)) ** T * _positive(gap), _EXCESS
-    return UtilityBound(f"Proposition 2({case})", quantity, printed, printed, "reads the gradient")
+    goal = _goal(M, gap, radius, convexity)
+    printed = {
+        "a": 4 * M * goal.size / T,
+        "b": 4 * M * goal.size**2 / T,
+        "c": (1 - goal.share) ** T * goal.size,
+    }[goal.case]
+    return goal.bound("Proposition 2", printed, printed, "reads the gradient")
 
 
 def proposition_3(
@@ -170,16 +169,15 @@ def proposition_3(
     The proof of (a) loses a factor M when it solves for the gradients: 3/(8M) Σ E‖∇F‖² is at most
     (1 + π²M/3)(F(θ_0) − F*), so the printed 8(π²M/3 + 1)(F(θ_0) − F*)/(3T) lacks a factor M.
     """
-    case = _case(gap, radius, convexity)
     T, M = whole("rounds", rounds), real("smoothness", smoothness, above=0)
-    if case == "a":
-        printed = 8 * (math.pi**2 * M / 3 + 1) * _positive(gap) / (3 * T)
-        return UtilityBound("Proposition 3(a)", _GRADIENT, printed, M * printed, "a factor M")
-    if case == "b":
-        printed = 16 * M * _positive(radius) ** 2 / (3 * T)
-        return UtilityBound("Proposition 3(b)", _EXCESS, printed, printed)
-    printed = (1 - _share(convexity, M)) ** T * _positive(gap)
-    return UtilityBound("Proposition 3(c)", _EXCESS, printed, printed)
+    goal = _goal(M, gap, radius, convexity)
+    if goal.case == "a":
+        printed = 8 * (math.pi**2 * M / 3 + 1) * goal.size / (3 * T)
+        return goal.bound("Proposition 3", printed, M * printed, "a factor M")
+    printed = (1 - goal.share) ** T * goal.size
+    if goal.case == "b":
+        printed = 16 * M * goal.size**2 / (3 * T)
+    return goal.bound("Proposition 3", printed, printed)
 
 
 def proposition_4(
@@ -200,31 +198,39 @@ def proposition_4(
     times ρ. T need not be whole in the proof: ``proven`` is right for the ρ that whole rounds
     spend; a run on a budget of ρ that leaves a part of a round over may end above it.
     """
-    case = _case(gap, radius, convexity)
     M, L = real("smoothness", smoothness, above=0), real("lipschitz", lipschitz, above=0)
+    goal = _goal(M, gap, radius, convexity)
     N, d = whole("examples", examples), whole("dimension", dimension)
     cost = L**2 * d / (real("rho", rho, above=0) * N**2)
-    spent = "for the ρ that whole rounds spend, not for a budget"
-    if case == "a":
-        printed = (
-            8 / 3 * (math.pi**2 * M / 3 + 1) * (_positive(gap) ** 2 * cost / (8 * M**2)) ** (1 / 3)
-        )
-        return UtilityBound(
-            "Proposition 4(a)", _GRADIENT, printed, M * printed, f"a factor M; {spent}"
-        )
-    if case == "b":
-        R = _positive(radius)
-        printed, proven = (8 / 3 * (cost * M * size) ** (1 / 3) for size in (R, R**4))
-        return UtilityBound(
-            "Proposition 4(b)", _EXCESS, printed, proven, f"R printed for R⁴; {spent}"
-        )
-    kappa = 1 / (2 * _share(convexity, M))
-    printed = cost * kappa / M  # 1/μ
-    note = f"half of what its T gives, and T spends κ times ρ; {spent}"
-    return UtilityBound("Proposition 4(c)", _EXCESS, printed, 2 * kappa * printed, note)
+    if goal.case == "a":
+        printed = 8 / 3 * (math.pi**2 * M / 3 + 1) * (goal.size**2 * cost / (8 * M**2)) ** (1 / 3)
+        proven, note = M * printed, "a factor M"
+    elif goal.case == "b":
+        printed, proven = (8 / 3 * (cost * M * R) ** (1 / 3) for R in (goal.size, goal.size**4))
+        note = "R printed for R⁴"
+    else:
+        kappa = 1 / (2 * goal.share)
+        printed = cost * kappa / M  # 1/μ
+        proven, note = 2 * kappa * printed, "half of what its T gives, and T spends κ times ρ"
+    note += "; for the ρ that whole rounds spend, not for a budget"
+    return goal.bound("Proposition 4", printed, proven, note)
 
 
-def _case(gap: float | None, radius: float | None, convexity: float | None) -> str:
+class _Goal(NamedTuple):
+    """A proposition's case, its gap or radius, and μ/(2M); 0 where F may have no curvature."""
+
+    case: str
+    size: float
+    share: float
+
+    def bound(self, name: str, printed: float, proven: float, note: str = "") -> UtilityBound:
+        quantity = _GRADIENT if self.case == "a" else _EXCESS
+        return UtilityBound(f"{name}({self.case})", quantity, printed, proven, note)
+
+
+def _goal(
+    smoothness: float, gap: float | None, radius: float | None, convexity: float | None
+) -> _Goal:
     given = (gap is not None, radius is not None, convexity is not None)
     found = {(True, False, False): "a", (False, True, False): "b", (True, False, True): "c"}
     if given not in found:
@@ -232,16 +238,9 @@ def _case(gap: float | None, radius: float | None, convexity: float | None) -> s
             "give gap= (any F), radius= (convex F), or gap= and convexity= (strongly convex F), "
             "and nothing else"
         )
-    return found[given]
-
-
-def _positive(value: float | None) -> float:
-    return real("gap or radius", value, above=0)
-
-
-def _share(convexity: float | None, smoothness: float) -> float:
-    """μ/(2M)."""
-    return real("convexity", convexity, above=0, most=smoothness) / (2 * smoothness)
+    size = real("gap or radius", gap if radius is None else radius, above=0)
+    curved = 0.0 if convexity is None else real("convexity", convexity, above=0, most=smoothness)
+    return _Goal(found[given], size, curved / (2 * smoothness))
 
 
 class ExpectedPath(NamedTuple):

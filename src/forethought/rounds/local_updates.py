@@ -311,12 +311,8 @@ class OneByOne:
                     parameter.data.copy_(weight)
             for parameter in parameters:
                 parameter.grad = None
-            if order is None:
-                self._backward(alone, inputs, targets, size)
-            else:
-                rows = lambda leaf, at=order: leaf[at.to(leaf.device)]  # noqa: E731
-                some, wanted = (batches.mapped(tree, rows) for tree in (inputs, targets))
-                self._backward(alone, some, wanted, len(order))
+            some, wanted = (inputs, targets) if order is None else _rows(inputs, targets, order)
+            self._backward(alone, some, wanted, size if order is None else len(order))
             taken.step(joined.join([_slope(p) for p in parameters]), weights)
         return dict(zip(trained, joined.part(taken.moved), strict=True))
 
@@ -324,12 +320,9 @@ class OneByOne:
         piece = self._held or size
         for start in range(0, size, piece):
             count = min(piece, size - start)
-            some = inputs, targets
-            if count < size:
-                cut = lambda leaf, at=start: leaf[at : at + piece]  # noqa: E731
-                some = batches.mapped(inputs, cut), batches.mapped(targets, cut)
+            some, wanted = _rows(inputs, targets, slice(start, start + count))
             with torch.enable_grad(), alone:
-                values = self._loss(batches.call(self._enclosure.model, some[0]), some[1])
+                values = self._loss(batches.call(self._enclosure.model, some), wanted)
                 if isinstance(values, Tensor) and values.dim() == 0 and count == 1:
                     values = values.reshape(1)
                 value = batches.losses(values, count).mean()
@@ -345,6 +338,11 @@ class OneByOne:
             # A copy, so that the function may train it in place.
             found = function(copy.deepcopy(self._enclosure.model), (inputs, targets))
         return _checked(found, self._enclosure.trained)
+
+
+def _rows(inputs: Any, targets: Any, at: Tensor | slice) -> tuple[Any, Any]:
+    index = lambda leaf: leaf[at]  # noqa: E731
+    return batches.mapped(inputs, index), batches.mapped(targets, index)
 
 
 def _slope(parameter: Tensor) -> Tensor:

@@ -182,8 +182,6 @@ class PrivateRounds:
         secrets: of sampling and noise.
         micro_batch: examples whose gradients are held at once; None: the whole batch. It changes
             memory only.
-        transcript: the transcript in which releases are noted; None: a new one. A continued run
-            gives its own.
         team: the processes that compute the rounds together; None: this one alone.
         batch_dims: the batch dimensions of the model, as its owner declares; an assumption.
         shards: of a sharded model, whose ``local`` are the parameters: then every process has its
@@ -197,7 +195,7 @@ class PrivateRounds:
         note: function called with a round's number and the 32 bytes that its noise is bound to,
             before the noise is drawn, to write them to disk; returns the number of releases of
             this round. None: nothing is written.
-        transcript: see above.
+        transcript: notes the releases; set it when a run continues.
         clip_norm: clipping norm of the next round; set it when a run continues.
         bound: the bytes that the noise of each round so far was bound to, if later noise depends
             on them; set it when a run continues.
@@ -219,13 +217,12 @@ class PrivateRounds:
         secrets: randomness.Secrets,
         *,
         micro_batch: int | None = None,
-        transcript: Transcript | None = None,
         team: Team | None = None,
         batch_dims: BatchDims | None = None,
         shards: Shards | None = None,
     ) -> None:
         self.privacy, self.layout = privacy, Layout(parameters)
-        self.transcript = Transcript() if transcript is None else transcript
+        self.transcript = Transcript()
         self.clip_norm = privacy.clip.norm
         self.team = team or Team()
         self.how = contributions.Gradients(
@@ -244,7 +241,6 @@ class PrivateRounds:
             self._noise = randomness.BoundNoise(secrets.noise, shard=self.team.rank)
         self._laid_out = [self.layout.names, [tuple(shape) for shape in self.layout.shapes]]
         self._written: tuple[object, bytes] = None, b""
-        self._gaussian = randomness.GaussianNoise()
         self._correlated: randomness.CorrelatedNoise | None = None
         self.bound: list[bytes] = []
         self._remembers = any(isinstance(part, Correlated) for part in privacy.mechanism)
@@ -392,7 +388,7 @@ class PrivateRounds:
         elif chosen.noise == "grid":
             randomness.add_grid_noise(vector, std, chosen.clip_norm, generator)
         elif std:
-            self._gaussian.add_to(vector, std, generator)
+            randomness.GaussianNoise().add_to(vector, std, generator)
         if counted is not None and count is not None:
             if self.shards is not None:
                 generator = self._common.at(bound)

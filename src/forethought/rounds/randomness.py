@@ -654,8 +654,7 @@ class _Epochs:
     ) -> None:
         self._sampling, self._examples = sampling, examples
         self._stream, self._first = stream, first
-        nothing: Indices = np.empty(0, dtype=np.int64)
-        self._epoch, self._dealt = -1, _Dealt(nothing, nothing)
+        self._epoch, self._dealt = -1, list[Indices]()
 
     def __call__(self, index: int) -> Indices:
         sampling, length = self._sampling, self._sampling.rounds_per_epoch
@@ -665,7 +664,7 @@ class _Epochs:
             if isinstance(sampling, Shuffled):
                 # One permutation, cut into batches.
                 order = generator.permutation(sampling.examples)
-                self._dealt = _Dealt(order, sampling.batch * np.arange(1, length + 1))
+                self._dealt = np.split(order, sampling.batch * np.arange(1, length + 1))
             else:
                 self._dealt = _by_place(assign_groups(self._examples, length, generator), length)
             self._epoch = epoch
@@ -686,21 +685,10 @@ class _DealtTurns:
         return part[_poisson(len(part), self._sampling.rate, self._stream.at(index))]
 
 
-@dataclass(frozen=True)
-class _Dealt:
-    """Records sorted by the places that they were assigned to, and the end of each place."""
-
-    order: Indices
-    ends: Indices
-
-    def __getitem__(self, place: int) -> Indices:
-        start = self.ends[place - 1] if place else 0
-        return self.order[start : self.ends[place]]
-
-
-def _by_place(places: Indices, count: int) -> _Dealt:
+def _by_place(places: Indices, count: int) -> list[Indices]:
+    """The records that were assigned to each place."""
     ends = np.cumsum(np.bincount(places, minlength=count))
-    return _Dealt(np.argsort(places, kind="stable"), ends)
+    return np.split(np.argsort(places, kind="stable"), ends)
 
 
 # Kind of sampling → function from (sampling, examples, stream, first) to a sampler.

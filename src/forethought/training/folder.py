@@ -1005,25 +1005,11 @@ class Checkpointer:
         self._due = 0.0
         self._released: ReleasedRounds | None = None
 
-    def begin(
-        self,
-        saved: Checkpoint | None,
-        state: Callable[[], Checkpoint],
-        files: Mapping[str, str],
-        *,
-        overwrite: bool,
-    ) -> None:
-        """Continue from a checkpoint (:meth:`resume`); without one, set up the folder.
-
-        That is: plan, keys, a checkpoint before any round, an empty release list.
-        """
-        if saved is not None:
-            self.resume(saved)
-            return
+    def begin(self, first: Checkpoint, files: Mapping[str, str], *, overwrite: bool) -> None:
+        """Set up the folder: plan, keys, a checkpoint before any round, an empty release list."""
         require_files(files)  # an earlier run is then still there
         self.folder.begin(overwrite=overwrite)
         self.folder.add(files)
-        first = state()
         size = sum(t.numel() * t.element_size() for t in first.tensors.values())
         # Two copies, since the old file is kept until the new one is whole; two more for the
         # moments that an optimizer adds; one for the reported model.

@@ -223,8 +223,9 @@ def without_a_model(answers: HeldOutAnswers) -> HeldOutAnswers:
     usual = (shares > 0.5).astype(np.float64)
     if answers.one:
         usual = np.eye(len(shares))[(shares * (answers.costs or 1.0)).argmax()]
-    same = (np.tile(row, (len(targets), 1)) for row in (shares, usual))
-    return HeldOutAnswers(targets, *same, answers.one, answers.costs)
+    like = targets.shape
+    both = np.broadcast_to(shares, like), np.broadcast_to(usual, like)
+    return HeldOutAnswers(targets, *both, answers.one, answers.costs)
 
 
 def share(hits: int, count: int) -> Figure:
@@ -843,7 +844,7 @@ def measured(
         task, answers = "regression", values_of(values.reshape(-1), targets.astype(np.float64))
     elif targets.ndim == 2:
         task, likely = "multilabel", 1 / (1 + np.exp(-values))
-        answers = HeldOutAnswers(targets.astype(np.float64), likely, (values > 0) * 1.0)
+        answers = HeldOutAnswers(targets.astype(np.float64), likely, (values > 0).astype(float))
     else:
         task, rule, each = "classification", decisions or Decisions(), np.eye(values.shape[1])
         both = rule.shares(values), each[rule.chosen(values)]
@@ -899,15 +900,8 @@ def outputs_of(model: torch.nn.Module, inputs: Any) -> NDArray[np.float32]:
     """The outputs of a model in evaluation mode, float32, (N, …)."""
     like = next(model.parameters())
     rows = torch.as_tensor(inputs)
-    training = model.training
-    model.eval()
-    try:
-        with torch.no_grad():
-            found = [
-                model(rows[start : start + _ROWS].to(like)).float().cpu()
-                for start in range(0, len(rows), _ROWS)
-            ]
-    finally:
-        model.train(training)
+    with undisturbed(model), torch.no_grad():
+        model.eval()
+        found = [model(some.to(like)).float().cpu() for some in torch.split(rows, _ROWS)]
     outputs: NDArray[np.float32] = torch.cat(found).numpy()
     return outputs

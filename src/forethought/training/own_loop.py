@@ -201,7 +201,7 @@ class _Rounds:
         self.model, self.records, self.plan = model, records, plan
         self.descent = descent_of(plan, stepped, optimizer)
         self.team = team = present_team()
-        secrets = self._secrets = team.first(lambda: Secrets.draw(seeds))
+        secrets = team.first(lambda: Secrets.draw(seeds))
         held = execution.micro_batch
         loss: Loss = cross_entropy  # a placeholder: every round states its own loss
         if team.size > 1:
@@ -1104,32 +1104,18 @@ class StatedLoss:
                 ) from error
         return of(self._result)
 
-    def same_as(self, other: object) -> bool:
-        """True if both record the same calls, with equal numbers and words.
+    def form(self) -> tuple[Any, ...]:
+        """Equal for losses with the same calls: equal numbers and words, identical objects."""
 
-        Other objects in them must be identical.
-        """
-        if not isinstance(other, StatedLoss):
-            return False
-        own, its = (self._places, self._result), (other._places, other._result)
-        if own != its or len(self._steps) != len(other._steps):
-            return False
-        return all(_same(one, two) for one, two in zip(self._steps, other._steps, strict=True))
+        def of(part: Any) -> Any:
+            plain = isinstance(part, str | bool | int | float | Position)
+            return (type(part), part) if plain else id(part)
 
-
-def _same(one: FunctionCall, other: FunctionCall) -> bool:
-    parts, form = tree_flatten((one.args, dict(one.kwargs)))
-    others, other_form = tree_flatten((other.args, dict(other.kwargs)))
-    plain = (str, bool, int, float, Position)
-    return (
-        one.function is other.function
-        and one.grad == other.grad
-        and form == other_form
-        and all(
-            a is b or (type(a) is type(b) and isinstance(a, plain) and a == b)
-            for a, b in zip(parts, others, strict=True)
-        )
-    )
+        calls = []
+        for one in self._steps:
+            parts, structure = tree_flatten((one.args, dict(one.kwargs)))
+            calls.append((id(one.function), one.grad, structure, [*map(of, parts)]))
+        return self._places, self._result, calls
 
 
 class ArrangedRecords(MappedRecords):
@@ -1220,11 +1206,13 @@ def stated(
     places = tree_map(lambda leaf: Position(leaf.place) if isinstance(leaf, Leaf) else leaf, inputs)
     arranged = ArrangedRecords(records, places, tuple(leaf.place for leaf in targets))
     loss = _known(value, output, targets)
-    if before is not None and arranged.same_as(before[1]):
-        same = loss is before[0] or (isinstance(loss, StatedLoss) and loss.same_as(before[0]))
-        if same:
-            return before
+    if before is not None and arranged.same_as(before[1]) and _form(loss) == _form(before[0]):
+        return before
     return loss, arranged
+
+
+def _form(loss: Loss) -> object:
+    return loss.form() if isinstance(loss, StatedLoss) else loss
 
 
 def _as_called(model: nn.Module, output: FunctionCall) -> Any:

@@ -88,7 +88,7 @@ def warn_of_another_model(
 
 # Cross entropy ignores targets of this value.
 IGNORED = -100
-_NUMBERS = 1 << 20  # the size of the pieces that are summed
+_NUMBERS = 1 << 20  # the size of the pieces that are looked at
 
 
 class NonFiniteRecordsWarning(UserWarning):
@@ -174,16 +174,15 @@ def require_fit(
         check(targets)
     if targets.is_floating_point() and not bool(torch.isfinite(targets).all()):
         raise ValueError(f"targets in {name} are not finite: drop these records, or mend them")
-    if records.inputs.is_floating_point() and not _sums_are_finite(records.inputs):
-        finite = torch.isfinite(records.inputs).flatten(1).all(1)
-        count = len(finite) - int(finite.sum())
-        if count:
-            warnings.warn(
-                f"{count} of {len(finite)} records in {name} hold features that are not finite "
-                "(NaN or infinite): they will contribute nothing. Fill or drop them beforehand",
-                NonFiniteRecordsWarning,
-                stacklevel=5,
-            )
+    pieces = torch.split(records.inputs, max(1, _NUMBERS // max(1, records.inputs[:1].numel())))
+    rows = (some.reshape(len(some), -1) for some in pieces)
+    if count := sum(int((~torch.isfinite(some)).any(1).sum()) for some in rows):
+        warnings.warn(
+            f"{count} of {len(records)} records in {name} hold features that are not finite "
+            "(NaN or infinite): they will contribute nothing. Fill or drop them beforehand",
+            NonFiniteRecordsWarning,
+            stacklevel=5,
+        )
 
 
 def _of_zeros(model: nn.Module, records: Records, name: str, dims: BatchDims | None) -> object:
@@ -281,17 +280,6 @@ def require_reached(model: torch.nn.Module, loss: Loss, records: Records) -> Non
             UnreachedWeightsWarning,
             stacklevel=5,
         )
-
-
-def _sums_are_finite(values: torch.Tensor) -> bool:
-    """True if every number is finite, by sums in float64, which float32 values cannot overflow.
-
-    The sums are computed in pieces, since each makes a copy in float64.
-    """
-    rows = max(1, _NUMBERS // max(1, values[:1].numel()))
-    return all(
-        bool(torch.isfinite(piece.sum(dtype=torch.float64))) for piece in torch.split(values, rows)
-    )
 
 
 def _require_labels(targets: Tensor, shape: torch.Size, loss: Loss, name: str) -> None:

@@ -812,12 +812,13 @@ def _kept(
     }
     checkpointer = Checkpointer(folder, task.plan, keys, {**fixed, **settings})
 
-    start = loop.checkpoint() if saved is None and shards_of(task.model) is not None else None
+    first = loop.checkpoint() if saved is None else None  # of shards, by all processes together
 
     def begin() -> bytes:
-        state = loop.checkpoint if start is None else lambda: start
-        overwrite = task.overwrite or task.resume
-        checkpointer.begin(saved, state, task.files, overwrite=overwrite)
+        if first is not None:
+            checkpointer.begin(first, task.files, overwrite=task.overwrite or task.resume)
+        elif saved is not None:
+            checkpointer.resume(saved)
         return checkpointer.context
 
     loop.private.context = team.first(begin)

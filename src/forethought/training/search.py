@@ -970,9 +970,11 @@ def _kept(
     fixed = {"identity": named, "environment": place, "watched": {}}
     kept = {**fixed, "seeds": [seeds.sampling, seeds.noise]}
     checkpointer = Checkpointer(folder, state.plan, keys, kept)
-    overwrite = task.overwrite or task.resume
-    checkpointer.begin(saved, state.checkpoint, task.files, overwrite=overwrite)
-    if saved is not None:
+    if saved is None:
+        overwrite = task.overwrite or task.resume
+        checkpointer.begin(state.checkpoint(), task.files, overwrite=overwrite)
+    else:
+        checkpointer.resume(saved)
         state.restore(saved.values)
     checkpointer.close()  # each phase counts its own rounds
     return checkpointer, keys, seeds

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence, Sized
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple, TypedDict, Unpack, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Unpack, get_args
 
 import numpy as np
 import torch
@@ -32,6 +32,9 @@ from forethought.values.checks import one_of, real, whole
 from forethought.values.mechanism import Mechanism, Poisson, Rounds
 from forethought.values.plan import Clip, ClipRule, Plan
 from forethought.values.use import Averaging, Optimizer, Schedule
+
+if TYPE_CHECKING:
+    from forethought.utility.keywords import GraphKeywords
 
 # Many copies of one model with different weights, evaluated side by side on the same inputs.
 #
@@ -234,23 +237,6 @@ LOOP_EXAMPLES = 512
 
 ScoreOutputs = Callable[[Any, Any], float]
 NoiseScaleName = Literal["weights", "round", "holders-round", "run"]
-
-
-class GraphKeywords(TypedDict, total=False):
-    """The fields of :class:`GraphSettings`, as keywords of :func:`utility_graph`."""
-
-    draws: int
-    batch: int
-    epochs: float | None
-    rounds: int | None
-    optimizer: Optimizer | None
-    schedule: Schedule | None
-    clip_rule: ClipRule
-    noise_scale: float | NoiseScaleName
-    holders: int
-    test_examples: int | None
-    stop_at: float | None
-    seed: int
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -589,14 +589,8 @@ class Aggregator:
     def _send_roster(self, now: float) -> list[Effect]:
         keys = dict(sorted(self._answers[MaskKeys].items()))
         self.roster = tuple(keys)
-        roster = MaskRoster(
-            0,
-            self.round,
-            self.attempt,
-            _integers(keys),
-            b"".join(found for found, _ in keys.values()),
-            b"".join(signature for _, signature in keys.values()),
-        )
+        found, signatures = map(b"".join, zip(*keys.values(), strict=True))
+        roster = MaskRoster(0, self.round, self.attempt, _integers(keys), found, signatures)
         return self._next(now, dict.fromkeys(keys, roster))
 
     def _deliver(self, now: float) -> list[Effect]:
@@ -606,10 +600,8 @@ class Aggregator:
             if set(given) == set(self.roster) - {client}:
                 shares[client], self._committed[client] = given, commitment
                 continue
-            self.liars.add(client)
             self.refused.add(client)
-            text = f"client {client} left another out of its shares: it is left out"
-            alarms.append(Alarm("secure-liar", text))
+            alarms.append(self._lied(client, "its shares: it is left out"))
         self._answers[MaskShares] = shares
         if len(shares) < self.settings.threshold:
             return [*alarms, *self._lose(f"{len(shares)} clients shared with everybody")]
@@ -620,6 +612,10 @@ class Aggregator:
             clients = _integers(senders)
             deliveries[client] = MaskDelivery(0, self.round, self.attempt, clients, sealed)
         return [*alarms, *self._next(now, deliveries)]
+
+    def _lied(self, client: int, what: str) -> Effect:
+        self.liars.add(client)
+        return Alarm("secure-liar", f"client {client} left another out of {what}")
 
     def _blame(self, client: int, others: Iterable[int]) -> list[Effect]:
         """Note pairs of clients of which one violates the protocol, without knowing which."""
@@ -648,9 +644,7 @@ class Aggregator:
             if set(given) == set(self._answers[MaskShares]):
                 revealed[client] = given
                 continue
-            self.liars.add(client)
-            text = f"client {client} left another out of what it reveals"
-            alarms.append(Alarm("secure-liar", text))
+            alarms.append(self._lied(client, "what it reveals"))
         if len(revealed) < self.settings.threshold:
             return [*alarms, *self._lose(f"{len(revealed)} clients revealed all that they hold")]
         for client in sorted(self._answers[MaskShares]):
