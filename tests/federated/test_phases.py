@@ -57,7 +57,7 @@ def test_a_phase_that_a_client_left_out_is_not_made_up() -> None:
 
 
 def test_who_was_away_goes_on_with_the_phase_that_the_others_are_in() -> None:
-    ledger = LedgerState(updates=1, rounds=1, base=0)
+    ledger = LedgerState(updates=1, rounds=1, base=0, acknowledged=1)
     machine = ClientMachine(phased(taking=()), 0, ledger)
     (asked,) = of(machine.handle(from_server(model(4))), on.Compute)
     assert (asked.round, asked.planned) == (1, 4)

@@ -31,7 +31,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import chain, product
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.special import ndtr
@@ -70,17 +70,49 @@ FALSE_POSITIVE_RATES = (0.001, 0.01, 0.1)
 Attack = tuple[tuple[float, float], ...]
 
 
+@dataclass(frozen=True)
+class Attained:
+    """The ε that a named pair of data sets attains; no proof can give a smaller one.
+
+    Args:
+        epsilon: a lower bound on the mechanism's true ε.
+        data: the data sets that attain it, in words.
+    """
+
+    epsilon: float
+    data: str
+
+
+class Bounded(NamedTuple):
+    """What a statement says of an attacker's success, from above and from below.
+
+    Args:
+        epsilon: certified interval of ε.
+        attack: pairs (false-positive rate, highest true-positive rate) of any attacker.
+        attained: the ε of a named pair of data sets; None if no attack is known, or only one
+            (ε, δ) is proven.
+    """
+
+    epsilon: Interval
+    attack: Attack
+    attained: Attained | None
+
+
 def bounded(
     way: Accountant, mechanism: Mechanism, delta: float, group: int, details: Mapping[str, Any]
-) -> tuple[Interval, Attack]:
-    """ε, and pairs (false-positive rate, highest true-positive rate) of any attacker.
+) -> Bounded:
+    """The entries of a statement that follow from mechanism, δ, group and accountant.
 
     Raises:
         UnsupportedMechanismError: no theorem covers the mechanism.
         ValueError: the details do not fit the mechanism.
     """
     epsilon = way.interval(mechanism, delta, group, details)
-    return epsilon, attack_of(way, mechanism, delta, group, details, epsilon.upper)
+    attack = attack_of(way, mechanism, delta, group, details, epsilon.upper)
+    if way.composed is None or not math.isfinite(epsilon.upper):
+        return Bounded(epsilon, attack, None)
+    found = attained(way.composed(mechanism), delta, group)
+    return Bounded(epsilon, attack, found if found.epsilon > 0 else None)
 
 
 def attack_of(
@@ -143,19 +175,6 @@ ZEROS, OPPOSITE = "all others zero", "all others in the opposite direction"
 Mix = list[tuple[float, float]]
 
 
-@dataclass(frozen=True)
-class Attained:
-    """The ε that a named pair of data sets attains; no proof can give a smaller one.
-
-    Args:
-        epsilon: a lower bound on the mechanism's true ε.
-        data: the data sets that attain it, in words.
-    """
-
-    epsilon: float
-    data: str
-
-
 @lru_cache(maxsize=512)
 def attained(mechanism: Mechanism, delta: float, group: int = 1) -> Attained:
     """The largest ε that a named pair of data sets has at ``delta``.
@@ -190,19 +209,6 @@ def attained(mechanism: Mechanism, delta: float, group: int = 1) -> Attained:
             if found > best.epsilon:
                 best = Attained(min(found, theorem.upper), data)
     return best
-
-
-def attained_of(
-    way: Accountant, mechanism: Mechanism, delta: float, group: int, epsilon: Interval
-) -> Attained | None:
-    """The ``attained`` entry of a statement.
-
-    None if no attack is known, or only one (ε, δ) is proven.
-    """
-    if way.composed is None or not math.isfinite(epsilon.upper):
-        return None
-    found = attained(way.composed(mechanism), delta, group)
-    return found if found.epsilon > 0 else None
 
 
 @np.errstate(all="ignore")
@@ -424,11 +430,7 @@ def _in_cells(one: Mix, other: Mix) -> DiscreteRatio:
         for centre, weight in mix:
             z = edges - centre
             # Differences of the smaller tail avoid cancellation.
-            tail = ndtr(-np.abs(z))
-            inside = np.where(z[1:] <= 0, np.diff(tail), -np.diff(tail))
-            across = (z[:-1] < 0) & (z[1:] > 0)
-            inside = np.where(across, 1 - tail[:-1] - tail[1:], inside)
-            total += weight * inside
+            total += weight * np.where(z[1:] <= 0, np.diff(ndtr(z)), -np.diff(ndtr(-z)))
         return total
 
     p, q = masses(one), masses(other)

@@ -25,7 +25,7 @@ from typing import Any, Protocol, TypeVar
 
 from forethought import __version__
 from forethought.accounting.accountants import ACCOUNTANTS, EXACT, NETWORK, Accountant, amplified
-from forethought.accounting.attack_bounds import Attained, attained_of, bounded
+from forethought.accounting.attack_bounds import Attained, bounded
 from forethought.accounting.exact import why_wide
 from forethought.accounting.interval import Interval, at_least, at_most
 from forethought.values.caveats import Caveat, caveats, choice, of_role
@@ -785,13 +785,11 @@ def account(
     accountant = suited(chosen_way, randomness)
     if len(mechanism) < len(planned):
         named = (*named, ended_early(len(mechanism), planned, delta, group, accountant))
-    epsilon, attack = bounded(ACCOUNTANTS[accountant["kind"]], mechanism, delta, group, accountant)
+    found = bounded(ACCOUNTANTS[accountant["kind"]], mechanism, delta, group, accountant)
     return Statement(
         mechanism=mechanism,
         delta=delta,
-        epsilon=epsilon,
         group=group,
-        attack=attack,
         accountant=accountant,
         randomness=randomness,
         caveats=(*required(mechanism, accountant, randomness), *named, chosen),
@@ -799,7 +797,7 @@ def account(
         examples=examples,
         clip_norm=clip_norm,
         plan=plan,
-        attained=attained_of(ACCOUNTANTS[accountant["kind"]], mechanism, delta, group, epsilon),
+        **found._asdict(),
     )
 
 

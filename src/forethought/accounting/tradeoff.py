@@ -73,27 +73,15 @@ def half_below(profile: Profile) -> Half:
     """
     epsilon = _grid(profile)
     delta = np.minimum.accumulate(profile(epsilon))
-    slope = np.exp(epsilon)
-    kept = [0]
-    alphas: list[float] = []
-    for j in range(1, len(epsilon)):
-        # Lines that their neighbours cover are dropped: with fewer lines it stays a lower bound.
-        while True:
-            i = kept[-1]
-            gap = slope[i] * np.expm1(epsilon[j] - epsilon[i])
-            alpha = float((delta[i] - delta[j]) / gap)
-            if not alphas or alpha < alphas[-1]:
-                break
-            kept.pop()
-            alphas.pop()
-        kept.append(j)
-        alphas.append(alpha)
-    knots = np.array(alphas)
-    powers = delta[kept[:-1]] + slope[kept[:-1]] * knots
-    alpha_points = np.concatenate([[0.0], knots[::-1]])
-    power_points = np.concatenate([[delta[kept[-1]]], powers[::-1]])
-    distinct = np.concatenate([[True], np.diff(alpha_points) > 0])
-    return Half(alpha_points[distinct], np.maximum.accumulate(power_points[distinct]))
+    # The lines that no others cover are the corners of δ's convex hull over e^ε, and two of them
+    # meet at the hull's slope between their corners.
+    kept = _hull(np.expm1(epsilon), -delta)
+    knots = np.diff(kept.powers) / np.diff(kept.alphas)
+    corners = (kept.alphas[:-1] + 1) * knots - kept.powers[:-1]
+    alphas = np.concatenate([[0.0], knots[::-1]])
+    powers = np.concatenate([-kept.powers[-1:], corners[::-1]])
+    distinct = np.concatenate([[True], np.diff(alphas) > 0])
+    return Half(alphas[distinct], np.maximum.accumulate(powers[distinct]))
 
 
 def _grid(profile: Profile) -> Array:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, partial
+from typing import Any
 
 from forethought import __version__
 from forethought.accounting import exact
@@ -20,8 +21,8 @@ from forethought.accounting.adaptive import (
     SELECTION,
     TOLERANCE,
 )
-from forethought.accounting.attack_bounds import Attack, Attained, attack_of, attained_of, bounded
-from forethought.accounting.interval import Interval, at_least, at_most
+from forethought.accounting.attack_bounds import Attained, Bounded, attack_of, bounded
+from forethought.accounting.interval import at_least, at_most
 from forethought.accounting.statement import (
     ENDED,
     ENTRIES,
@@ -134,9 +135,7 @@ class _Case:
     """A statement, the values recomputed from its mechanism, and the files beside it."""
 
     claimed: Statement
-    epsilon: Interval
-    attack: Attack
-    attained: Attained | None
+    now: Bounded
     plan: Accounted | None
     model: str | None = None
     transcript: tuple[StatedRelease, ...] | None = None
@@ -192,12 +191,11 @@ def check(
     """
     try:
         way = registered(statement.accountant)
-        epsilon, attack = bounded(
+        proven = bounded(
             way, statement.mechanism, statement.delta, statement.group, statement.accountant
         )
-        least = attained_of(way, statement.mechanism, statement.delta, statement.group, epsilon)
         rows = None if transcript is None else listed(transcript)
-        case = _Case(statement, epsilon, attack, least, plan, model, rows, others, files, signer)
+        case = _Case(statement, proven, plan, model, rows, others, files, signer)
         found = {name: look(case) for name, look in CHECKS.items()}
     except UnsupportedMechanismError as error:
         raise StatementError(f"no theorem covers the stated mechanism: {error}") from error
@@ -206,22 +204,19 @@ def check(
     except (KeyError, TypeError, ValueError) as error:
         raise StatementError(f"the statement does not hold: {error!s}") from error
     now = statement
-    stored = least if statement.schema == STATEMENT_SCHEMA else None
-    if (epsilon, attack, stored) != (statement.epsilon, statement.attack, statement.attained):
-        now = replace(
-            statement,
-            epsilon=epsilon,
-            attack=attack,
-            attained=least,
-            version=__version__,
-            signature=None,
-            schema=STATEMENT_SCHEMA,
-        )
+    stored = proven if statement.schema == STATEMENT_SCHEMA else proven._replace(attained=None)
+    if stored != (statement.epsilon, statement.attack, statement.attained):
+        made: dict[str, Any] = {
+            "version": __version__,
+            "signature": None,
+            "schema": STATEMENT_SCHEMA,
+        }
+        now = replace(statement, **proven._asdict(), **made)
     return Verification(now, tuple(_compared(case, now, name, why) for name, why in found.items()))
 
 
 def _epsilon(case: _Case) -> str | None:
-    claimed, now = case.claimed.epsilon, case.epsilon
+    claimed, now = case.claimed.epsilon, case.now.epsilon
     if claimed.upper < now.upper and claimed.upper < _finest(case):
         raise StatementError(
             f"the statement does not hold: it claims ε in {claimed:.6g} at δ = "
@@ -261,25 +256,25 @@ def _finest(case: _Case) -> float:
     """The upper end of ε at the finest accuracy, less a rounding error: a claim above it holds."""
     claimed, compose = case.claimed, case.claimed.way.composed
     if compose is None:
-        return case.epsilon.upper / (1 + 1e-9)
+        return case.now.epsilon.upper / (1 + 1e-9)
     finest = exact.epsilon(
         compose(claimed.mechanism), claimed.delta, claimed.group, accuracy=_FINE
     ).upper
-    return min(case.epsilon.upper, finest) / (1 + 1e-9)
+    return min(case.now.epsilon.upper, finest) / (1 + 1e-9)
 
 
 def _attack(case: _Case) -> str | None:
     claimed = case.claimed.attack
-    if [rate for rate, _ in claimed] != [rate for rate, _ in case.attack]:
+    if [rate for rate, _ in claimed] != [rate for rate, _ in case.now.attack]:
         raise StatementError(
             "the statement's table of attacks is not at the false-alarm rates that every "
-            f"statement has ({', '.join(f'{rate:g}' for rate, _ in case.attack)}): found "
+            f"statement has ({', '.join(f'{rate:g}' for rate, _ in case.now.attack)}): found "
             f"{', '.join(f'{rate:g}' for rate, _ in claimed) or 'none'}"
         )
     remark = None
     # Computed at most once, and only if a claim is below the proven power.
     finest = cache(partial(_finest_attack, case))
-    for (rate, stated), (_, true) in zip(claimed, case.attack, strict=True):
+    for (rate, stated), (_, true) in zip(claimed, case.now.attack, strict=True):
         # The tolerance is relative to the distance to 1 as well: 0.999 is not 0.9999.
         distance = 10 * _ACCURACY * min(true, 1 - true) + 1e-9
         # A claim below the proven power must be proven by finer accounting, up to rounding.
@@ -305,14 +300,14 @@ def _finest_attack(case: _Case) -> dict[float, float]:
 
 
 def _attained(case: _Case) -> str | None:
-    claimed, now = case.claimed.attained, case.attained
+    claimed, now = case.claimed.attained, case.now.attained
     if case.claimed.schema == FROZEN_SCHEMA:
         return "statements of its schema do not say what data sets attain"
-    if claimed is not None and claimed.epsilon > case.epsilon.upper * (1 + _SAME):
+    if claimed is not None and claimed.epsilon > case.now.epsilon.upper * (1 + _SAME):
         raise StatementError(
             f"the statement does not hold: it says that data sets attain ε = "
             f"{at_least(claimed.epsilon, '.6g')}; its mechanism has at most "
-            f"{at_most(case.epsilon.upper, '.6g')}"
+            f"{at_most(case.now.epsilon.upper, '.6g')}"
         )
     if claimed == now:
         return None

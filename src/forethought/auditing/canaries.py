@@ -193,14 +193,14 @@ class CanaryRecords:
         return CanaryModel(self.rows, dtype)
 
 
-def kept(
-    plan: Plan, records: CanaryRecords, keep: Callable[[NDArray[Any]], Any], **options: Any
+def heard(
+    model: nn.Module, data: Any, plan: Plan, keep: Callable[[NDArray[Any]], Any], **options: Any
 ) -> tuple[list[Any], list[float]]:
-    """Train on records with known gradients, and keep something of every noised *sum*.
+    """Run a plan and keep something of every noised *sum*.
 
     Args:
         plan: the plan to run; its optimizer changes no weight.
-        keep: function of a round's noised sum, (rows,).
+        keep: function of a round's noised sum, (parameters,).
         options: of :func:`forethought.train`.
 
     Returns:
@@ -213,7 +213,14 @@ def kept(
         found.append(keep(noised.vector.detach().cpu().numpy().copy()))
         norms.append(noised.round.clip_norm)
 
-    options |= {"loss": records.loss, "log_every": plan.rounds, "diagnostics": False}
+    options |= {"log_every": plan.rounds, "diagnostics": False}
     with hearing(hear):
-        train(records.model(), records.data, plan.with_(use=STILL, budget=None), **options)
+        train(model, data, plan.with_(use=STILL, budget=None), **options)
     return found, norms
+
+
+def kept(
+    plan: Plan, records: CanaryRecords, keep: Callable[[NDArray[Any]], Any], **options: Any
+) -> tuple[list[Any], list[float]]:
+    """:func:`heard` of a run on records with known gradients."""
+    return heard(records.model(), records.data, plan, keep, loss=records.loss, **options)

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import stats
-from scipy.special import gammaln, ndtri, rel_entr
+from scipy.special import gammaln, ndtri
 
 from forethought.accounting.interval import bisected
 
@@ -131,13 +131,16 @@ def share_at_most(successes: int, trials: int, level: float, independent: bool =
     if independent:
         return float(stats.beta.ppf(1 - level, successes + 1, trials - successes))
     share, bound = successes / trials, -math.log(level) / trials
-
-    def within(end: float) -> bool:
-        return bool(rel_entr(share, end) + rel_entr(1 - share, 1 - end) <= bound)
-
-    return bisected(within, share, 1.0, steps=60)[1]
+    return bisected(lambda end: _divergence(share, end) <= bound, share, 1.0, steps=60)[1]
 
 
 def share_at_least(successes: int, trials: int, level: float, independent: bool = True) -> float:
     """Lower end of a one-sided confidence interval for a share; see :func:`share_at_most`."""
     return 1 - share_at_most(trials - successes, trials, level, independent)
+
+
+def _divergence(p: float, q: float) -> float:
+    first = p * math.log(p / q) if p > 0 else 0.0
+    if p >= 1:
+        return first
+    return math.inf if q >= 1 else first + (1 - p) * math.log((1 - p) / (1 - q))

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, cast, get_args
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from forethought.accounting.dominating_pair import gaussian_mu
 from forethought.accounting.statement import Randomness, Statement, account
 from forethought.convex import problems
 from forethought.convex.planning import DescentPlan
+from forethought.gradients.clipped import cross_entropy_slope
 from forethought.gradients.sums import flat
 from forethought.rounds.contributions import LinearModel, LinearRecords, Slope, linear_sums
 from forethought.rounds.preparation import Prepared, require_prepared, with_preparation
@@ -69,19 +70,8 @@ def _logistic_slope(outputs: Tensor, targets: Tensor) -> Tensor:
     return torch.sigmoid(outputs).sub_(_column(targets, outputs))
 
 
-def _softmax(outputs: Tensor, targets: Tensor) -> Tensor:
-    return F.cross_entropy(outputs, targets, reduction="none")
-
-
-def _softmax_slope(outputs: Tensor, targets: Tensor) -> Tensor:
-    found = torch.softmax(outputs, 1)
-    return found.scatter_add_(1, targets.unsqueeze(1), found.new_full((len(found), 1), -1.0))
-
-
 def _huber(threshold: float, outputs: Tensor, targets: Tensor) -> Tensor:
-    far = (outputs - _column(targets, outputs)).abs_()
-    near = far.clamp(max=threshold)
-    return near * (far - near / 2)
+    return F.huber_loss(outputs, _column(targets, outputs), "none", threshold)
 
 
 def _huber_slope(threshold: float, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -109,7 +99,8 @@ def loss_and_slope(problem: problems.Problem) -> LossAndSlope:
         case problems.LogisticRegression():
             return LossAndSlope(_logistic, _logistic_slope)
         case problems.SoftmaxRegression():
-            return LossAndSlope(_softmax, _softmax_slope)
+            loss = partial(F.cross_entropy, reduction="none")
+            return LossAndSlope(loss, cast(Slope, cross_entropy_slope))
         case problems.LinearRegression() | problems.HuberRegression():
             threshold = getattr(problem, "threshold", math.inf)
             return LossAndSlope(partial(_huber, threshold), partial(_huber_slope, threshold))

@@ -59,7 +59,7 @@ class DeepFilterConstants:
 
 @lru_cache(maxsize=2)
 def constants(channels: int) -> DeepFilterConstants:
-    """The patches.bundled constants for grey (1) or colour (3) images."""
+    """The bundled constants for grey (1) or colour (3) images."""
     arrays = patches.bundled(f"deep_patches_{channels}")
     return DeepFilterConstants(
         _filters(arrays, "half_filters"),
@@ -103,8 +103,7 @@ def deep_patch_features(
     """
     if not places:
         raise ValueError("places is empty: give at least one place, such as (0, 0)")
-    channels = images.shape[1]
-    known = components(channels) if evened_out is None else evened_out(channels)
+    known = (evened_out or components)(images.shape[1])
     out = torch.empty(len(images), CHANNELS, GRID, GRID)
     with patches.exact_products():
         for start in range(0, len(images), chunk):
@@ -322,6 +321,6 @@ def shifted_patch_features(images: torch.Tensor, *, chunk: int = 64) -> torch.Te
 
 @lru_cache(maxsize=2)
 def evened_components(channels: int) -> dict[str, Components]:
-    """The patches.bundled components for grey (1) or colour (3) images, by block."""
+    """The bundled components for grey (1) or colour (3) images, by block."""
     arrays = patches.bundled(f"shifted_patches_{channels}")
     return {name: _components(arrays, name) for name in BLOCKS}

@@ -507,11 +507,10 @@ class Table:
             with opened_file(self.path) as file:
                 text = io.TextIOWrapper(file, "utf-8-sig" if name == "utf-8" else name)
                 try:
-                    start = EXCEL.sub("", text.read(PIECE))
-                    for piece in chain([start], iter(lambda: text.read(PIECE), "")):
+                    for number, piece in enumerate(iter(lambda: text.read(PIECE), "")):
                         if "\0" in piece:
                             raise DataError.unexpected(self.path, "a zero byte", "text")
-                        yield piece.encode()
+                        yield (piece if number else EXCEL.sub("", piece)).encode()
                 except UnicodeDecodeError as error:
                     near = file.tell() - len(error.object) + error.start
                     raise DataError(

@@ -167,6 +167,7 @@ class LedgerState:
     Args:
         updates: number of committed updates. rounds: private rounds of the plan in them.
         state: the trainer's state after the last update.
+        acknowledged: the server has all updates before this number.
         outgoing: updates that the server may not have, oldest first.
         base: version of the model that the last update was computed on; -1: there is none.
         begun: the round, as JSON, that was chosen for the next update; "": none was written.
@@ -175,6 +176,7 @@ class LedgerState:
     updates: int = 0
     rounds: int = 0
     state: bytes = b""
+    acknowledged: int = 0
     outgoing: tuple[messages.Update, ...] = ()
     base: int = -1
     begun: str = ""
@@ -462,6 +464,7 @@ class ClientLedger:
             updates=len(self._released),
             rounds=self._rounds,
             state=self._state,
+            acknowledged=waiting[0] if waiting else len(self._released),
             base=self._released[-1].base if self._released else -1,
             outgoing=tuple(self._update(self._released[round].frame) for round in waiting),
             begun=self._pending,

@@ -13,7 +13,7 @@ from forethought.exchange.storage import Absent, Closed, Entry, Left, Returned
 from forethought.federated.aggregation import aggregate, shortened
 from forethought.federated.federation import Federation
 from forethought.federated.own_model import subtract_step
-from forethought.federated.steps import Moments, is_plain, moved, step_size
+from forethought.federated.steps import Moments, moved, step_size
 from forethought.values.plan import step_sizes
 
 Arrays = dict[str, NDArray[np.generic]]
@@ -260,15 +260,15 @@ class Synchronous:
             self.version += lost
             self._begin()
             return lost
-        came = self._aggregate.result()
+        came, how = self._aggregate.result(), self._federation.server
         if self._step is not None:
             change = -self._step(self.version) * came.astype(np.float64)
-            self.model = moved(self._federation.server, self._moments, self.model, change)
-        elif is_plain(self._federation.server):
+            self.model = moved(how, self._moments, self.model, change)
+        elif how.kind == "avg" and how.rate == 1.0:
             self.model = came
         else:
             change = came.astype(np.float64) - self.model
-            self.model = moved(self._federation.server, self._moments, self.model, change)
+            self.model = moved(how, self._moments, self.model, change)
         self.version += 1
         self._begin()
         return True

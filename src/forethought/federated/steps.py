@@ -105,8 +105,3 @@ def moved(
         moments["second"] = second
         step = step / (np.sqrt(second) + how.tau)
     return (weights + step).astype(np.float32)
-
-
-def is_plain(how: ServerOptimizer) -> bool:
-    """True if the new weights are the clients' mean itself, so that no change has to be formed."""
-    return how.kind == "avg" and how.rate == 1.0

@@ -310,8 +310,8 @@ class LaneBatch:
         """Inputs and targets of the lanes ``index`` (None: all), (lanes, examples a lane, …)."""
 
         def arranged(leaf: Tensor) -> Tensor:
-            each = self.each
-            lanes = leaf.unsqueeze(1) if each == 1 else leaf.unflatten(0, (-1, each))
+            shape = len(leaf) // self.each, self.each, *leaf.shape[1:]
+            lanes = leaf.unsqueeze(1) if self.each == 1 else leaf.view(shape)
             return lanes if index is None else lanes.index_select(0, index.to(leaf.device))
 
         return mapped(self.inputs, arranged), mapped(self.targets, arranged)

@@ -901,13 +901,8 @@ class Outer(BoundedTerm):
 # parameter, and their gradients belong at the same strided places.
 
 
-@dataclass(frozen=True)
-class Geometry:
-    """A strided view of a parameter, in elements from its first one."""
-
-    size: tuple[int, ...]
-    stride: tuple[int, ...]
-    offset: int
+# A strided view of a parameter: size, stride, and offset in elements from its first one.
+Geometry = tuple[tuple[int, ...], tuple[int, ...], int]
 
 
 @dataclass(frozen=True)
@@ -936,15 +931,15 @@ def slot(value: Tensor, parameters: dict[int, str]) -> Slot | None:
     if name is None or repeated or not base.is_contiguous() or value.dtype != base.dtype:
         return None
     offset = int(value.storage_offset()) - int(base.storage_offset())
-    geometry = Geometry(tuple(value.shape), value.stride(), offset)
-    return Slot(name, tuple(base.shape), geometry)
+    return Slot(name, tuple(base.shape), (tuple(value.shape), value.stride(), offset))
 
 
 def _into(shape: tuple[int, ...], view: Geometry, rows: Tensor) -> Tensor:
     """Rows of a view of a parameter as rows of the whole parameter, of this shape."""
     whole = rows.new_zeros(rows.shape[0], *shape)
-    size, step = (rows.shape[0], *view.size), whole[0].numel()
-    whole.as_strided(size, (step, *view.stride), view.offset).copy_(rows)
+    size, stride, offset = view
+    place = (rows.shape[0], *size), (whole[0].numel(), *stride), offset
+    whole.as_strided(*place).copy_(rows)
     return whole
 
 
@@ -1115,7 +1110,7 @@ def _overlap(shape: tuple[int, ...], parts: tuple[Geometry, ...]) -> bool:
     hits = torch.zeros(count, dtype=torch.int32)
     places = torch.arange(count)
     for part in parts:
-        hits[places.as_strided(part.size, part.stride, part.offset).flatten()] += 1
+        hits[places.as_strided(*part).flatten()] += 1
     return bool((hits > 1).any())
 
 

@@ -8,16 +8,19 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from forethought.accounting.statement import plan_digest
+from forethought.auditing.audit import FALSE_ALARM
+from forethought.auditing.audit import audit as audited
+from forethought.auditing.one_run import one_run as attacked
+from forethought.auditing.replay import SECRET, Replay, interrupted, replaying
+from forethought.auditing.verdict import Audit
 from forethought.jobs.job import JOB_NAME, from_file, resumed
 from forethought.jobs.load import Loaded, load_job
+from forethought.jobs.train import prepare, run
+from forethought.training.folder import KEYS, RunFolder, wipe
 from forethought.values.plan import Plan
-
-if TYPE_CHECKING:
-    from forethought.auditing.replay import Replay
-    from forethought.auditing.verdict import Audit
 
 PLAN = "plan.json"
 
@@ -58,22 +61,15 @@ def audit(
         ValueError: no such job, plan or run; a model that training refuses.
         OSError: a file that cannot be read.
     """
-    from forethought.auditing.audit import FALSE_ALARM
-    from forethought.auditing.audit import audit as audited
-
     plan, loaded, problem = read_run(path, data_dir)
-    model: Any = None
-    data: Any = None
-    loss: Any = None
-    if loaded is not None:
-        model, data, loss = loaded.model, loaded.dataset.records, loaded.loss
+    model: Any = None if loaded is None else loaded.model
+    data: Any = None if loaded is None else loaded.dataset.records
+    loss = None if loaded is None else loaded.loss
     given: dict[str, Any] = {"loss": loss, "seed": seed, "progress": progress}
     given["false_alarm"] = FALSE_ALARM if false_alarm is None else false_alarm
     if one_run is None:
         found = audited(plan, model, data, level=level, **given)
     else:
-        from forethought.auditing.one_run import one_run as attacked
-
         found = attacked(plan, model, data, canaries=one_run, **given)  # type: ignore[arg-type]
     if problem:
         found = replace(found, notes=(*found.notes, problem))
@@ -101,10 +97,6 @@ def replay(
     Raises:
         ValueError: a plan alone, or a finished run, whose keys are deleted.
     """
-
-    from forethought.auditing.replay import interrupted, replaying
-    from forethought.jobs.train import prepare, run
-    from forethought.training.folder import KEYS, RunFolder, wipe
 
     if path.suffix == ".json":
         raise ValueError(f"{path} is a plan by itself: a replay needs a job or a run folder")
@@ -151,9 +143,6 @@ def of_replay(found: Replay, plan: Plan, folder: Path, seconds: float) -> Audite
     Raises:
         ValueError: nothing was replayed; the message has the reason.
     """
-    from forethought.auditing.replay import SECRET
-    from forethought.auditing.verdict import Audit
-
     if not found.replayed:
         why = found.refusals[0] if found.refusals else "none of these rounds was run"
         raise ValueError(f"nothing was replayed: {why}")

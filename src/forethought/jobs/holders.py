@@ -6,7 +6,7 @@ sums of K holders together have the signal of K·n records and √K times one ho
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import pairwise
 from pathlib import Path
@@ -16,7 +16,7 @@ import numpy as np
 
 from forethought.data import Dataset
 from forethought.data.synthetic import share_of
-from forethought.federated.federation import Federation, Robust, ServerOptimizer
+from forethought.federated.federation import Federation
 from forethought.federated.federation import Member as Client
 from forethought.federated.secure_aggregation.masking import SecureAggregation
 from forethought.federated.secure_aggregation.shared_noise import secured
@@ -214,15 +214,13 @@ def holders_of(request: JobRequest, kind: Kind, data_dir: Path | None = None) ->
 
 
 def simulate_job(
-    held: Holders,
-    out: Path | None = None,
-    *,
-    resume: bool = False,
-    workers: int = 0,
-    engine: str = "processes",
-    progress: Callable[[int, int], None] | None = None,
+    held: Holders, out: Path | None = None, **options: Any
 ) -> tuple[SimulatedRun, float]:
     """Simulate a job's federation or gossip with real training.
+
+    Args:
+        options: resume, workers, engine and progress of
+            :func:`~forethought.holders.simulate.simulate`.
 
     Returns:
         The run, and the virtual seconds of as many synchronous rounds (for an asynchronous
@@ -249,12 +247,9 @@ def simulate_job(
         test=loaded.held_out,
         seeds=Seeds(settings.seed, settings.noise_seed),
         out=out,
-        resume=resume,
-        workers=workers,
-        engine=engine,
         micro_batch=settings.micro_batch,
         fused=held.fused,
-        progress=progress,
+        **options,
     )
     if isinstance(held.agreed, Federation) and held.agreed.rule == "asynchronous":
         # Sample sizes are matched to speeds; for the comparison all clients have the same share.
@@ -451,13 +446,11 @@ def _federation(asked: _Asked, section: FederationSection, speeds: Sequence[floa
         rounds,
         local,
         exchanged=exchanged,
-        delay=section.delay.value,
-        server=ServerOptimizer(**section.server.model_dump()),
-        robust=Robust(**section.robust.model_dump()),
         averaging=lead.averaging,
         phases=lengths,
         taking=_taken(section, len(lengths)),
         sizes=None if section.sizes is None else section.sizes.value,
+        **{name: getattr(section, name).value for name in ("delay", "server", "robust")},
         **{name: getattr(section, name) for name in FEDERATION_KEYS},
     )
     if section.secure is None:

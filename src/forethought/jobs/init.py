@@ -348,14 +348,8 @@ def _kind_of_target(seen: Seen) -> list[str]:
 
 def _classes(seen: Seen) -> list[str]:
     # Where there is only one other word, such as yes, "none" is a class and no missing entry.
-    return sorted([*seen.words, *(seen.blanks if len(seen.words) == 1 else ())], key=_order)
-
-
-def _order(word: str) -> tuple[int, float, str]:
-    try:
-        return (0, float(word), word)
-    except ValueError:
-        return (1, 0.0, word)
+    words = [*seen.words, *(seen.blanks if len(seen.words) == 1 else ())]
+    return sorted(words, key=lambda one: (0, float(one), one) if is_number(one) else (1, 0.0, one))
 
 
 def _form(path: Path) -> tuple[Kind, TableFormat]:

@@ -35,9 +35,11 @@ from forethought.exchange.keys import SERVER_NAME, require_name
 from forethought.federated.federation import (
     Delay,
     Exchanged,
+    Robust,
     RobustKind,
     Rule,
     ServerKind,
+    ServerOptimizer,
     local_rounds_of,
 )
 from forethought.federated.sizes import Sizes
@@ -282,8 +284,26 @@ class HoldersSection(_Section):
         return self
 
 
-class ServerTable(_Section):
+class _ValueTable(_Section):
+    """A table that is a value which a federation holds."""
+
+    made: ClassVar[Any]
+
+    @property
+    def value(self) -> Any:
+        """The value; raises a ValueError for an invalid one."""
+        return self.made(**self.model_dump())
+
+    @model_validator(mode="after")
+    def _known(self) -> Self:
+        assert self.value is not None
+        return self
+
+
+class ServerTable(_ValueTable):
     """``[federation.server]``: the server's step along the mean of a round's updates."""
+
+    made = ServerOptimizer
 
     kind: ServerKind = "avg"
     rate: _Float = Field(default=1.0, gt=0)
@@ -292,47 +312,33 @@ class ServerTable(_Section):
     tau: _Float = Field(default=1e-3, gt=0)
 
 
-class RobustTable(_Section):
+class RobustTable(_ValueTable):
     """``[federation.robust]``: the (robust) mean of a round's updates."""
+
+    made = Robust
 
     kind: RobustKind = "mean"
     share: _Float = Field(default=0.1, ge=0, lt=0.5)
     bound: _Float | None = Field(default=None, gt=0)
 
 
-class DelayTable(_Section):
+class DelayTable(_ValueTable):
     """``[federation.delay]``: the largest lead of a client's round over the newest model."""
+
+    made = Delay
 
     kind: str = "one"
     most: _Int = Field(default=1, ge=0)
 
-    @model_validator(mode="after")
-    def _known(self) -> Self:
-        Delay(self.kind, self.most)  # raises for an invalid delay
-        return self
 
-    @property
-    def value(self) -> Delay:
-        """The delay as the value that a federation holds."""
-        return Delay(self.kind, self.most)
-
-
-class SizesTable(_Section):
+class SizesTable(_ValueTable):
     """``[federation.sizes]``: the rule by which clients choose sample sizes within a filter."""
+
+    made = Sizes
 
     kind: str = "signal"
     most: _Float = Field(default=4.0, ge=1, le=1000)
     delay: _Int = Field(default=1, ge=1)
-
-    @model_validator(mode="after")
-    def _known(self) -> Self:
-        Sizes(self.kind, self.most, self.delay)  # raises for an invalid rule
-        return self
-
-    @property
-    def value(self) -> Sizes:
-        """The rule as the value that a federation holds."""
-        return Sizes(self.kind, self.most, self.delay)
 
 
 class FederationSection(HoldersSection):
@@ -491,6 +497,11 @@ def _key(help: str, default: Any = None, **rules: Any) -> Any:
     return Field(default=default, description=help, **rules)
 
 
+# Keys of [data] on the form of a table's text, and on its rows.
+_FORM = ("separator", "decimal", "encoding", "comment", "header")
+_ROWS = ("missing", "target_range", "person", "missing_label")
+
+
 class DataSection(_Section):
     """The source of the training data, and the declarations about it.
 
@@ -585,14 +596,11 @@ class DataSection(_Section):
             JobError: a key that needs declared columns, where none are declared.
             forethought.data.DataError: a declaration that cannot be used.
         """
-        form = {
-            name: getattr(self, name)
-            for name in ("separator", "decimal", "encoding", "comment", "header")
-        }
-        rows: dict[str, Any] = {"person": self.person, "missing_label": self.missing_label}
-        given = {"missing": self.missing, "target_range": self.target_range, **form, **rows}
+        given = self.model_dump(exclude_none=True)
+        form = {name: given[name] for name in _FORM if name in given}
+        rows = {name: given[name] for name in _ROWS if name in given}
         if self.columns is None:
-            for name in without_none(given):
+            for name in (*rows, *form):
                 raise JobError(
                     f"[data] {name} goes with declared columns: add a table [data.columns] "
                     "(forethought init FILE writes it)"
@@ -604,12 +612,7 @@ class DataSection(_Section):
             rows["records_per_person"] = self.most_of_one_person
 
         return TableSchema(
-            self.columns,
-            missing=self.missing or "refuse",
-            target_range=self.target_range,
-            measured=self.columns_measured,
-            form=TableFormat(**without_none(form)),
-            **without_none(rows),
+            self.columns, measured=self.columns_measured, form=TableFormat(**form), **rows
         )
 
 

@@ -326,14 +326,8 @@ class Loaded:
                 "[predict] prevalence is against the share of each class among the records: "
                 "declare that as well, [data] prevalence"
             )
-        clip = None
-        before = None if plan is None else plan.preparation
-        if (
-            plan is not None
-            and before is not None
-            and "means" in before.statistics
-            and before.becomes
-        ):
+        clip, before = None, plan and plan.preparation
+        if plan and before and "means" in before.statistics and before.becomes:
             flat = plan.clip.rule == "flat" and plan.clip.final is None
             clip = plan.clip.norm / math.hypot(before.becomes, 1.0) if flat else None
         answered = None if here is None else learnt(here, self.class_weights, clip)

@@ -1238,13 +1238,8 @@ def _as_called(model: nn.Module, output: FunctionCall) -> Any:
     return args[0] if alone else args
 
 
-_PLAIN: dict[str, Any] = {
-    "weight": None,
-    "size_average": None,
-    "ignore_index": -100,
-    "reduce": None,
-}
-_PLAIN |= {"reduction": "none", "label_smoothing": 0.0}
+_PLAIN: dict[str, Any] = {"ignore_index": -100, "reduction": "none", "label_smoothing": 0.0}
+_PLAIN |= dict.fromkeys(("weight", "size_average", "reduce"))
 
 
 def _known(value: Deferred, output: FunctionCall, targets: tuple[Leaf, ...]) -> Loss:

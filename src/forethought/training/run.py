@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import takewhile
@@ -284,8 +285,7 @@ class Loop:
 
     def restore(self, saved: Checkpoint) -> None:
         """Restore the state of :meth:`checkpoint`."""
-        owners = ("model", "average", "optimizer", "filter", "noise")
-        owned: dict[str, dict[str, torch.Tensor]] = {owner: {} for owner in owners}
+        owned: defaultdict[str, dict[str, torch.Tensor]] = defaultdict(dict)
         for key, tensor in saved.tensors.items():
             owner, _, name = key.partition("/")
             owned[owner][name] = tensor

@@ -234,10 +234,7 @@ class AdditiveModel:
         return tuple(found)
 
     def _apart(self, at: int, own: NDArray[Any]) -> tuple[Doubles, Doubles]:
-        """What encoded entries add to a column's mean, (rows, outputs), and their features' part.
-
-        The second are the features' values, less their means.
-        """
+        """Contributions of encoded entries, (rows, outputs), and their features less the means."""
         places, values = self._of_column(at, own)
         values = values - self._references[at]
         return values @ self._outputs[0][:, places].T, values

@@ -188,16 +188,12 @@ def choice(value: Caveat | str) -> Caveat:
     Raises:
         TypeError: neither a caveat nor a text. ValueError: a caveat of another role, no words.
     """
-    if isinstance(value, str):
-        text = value.strip().removesuffix(".")
-        known = _BY_SENTENCE.get(text)
-        if known is not None and KINDS[known].role == "choice":
-            return Caveat(known)
-        return Caveat("declared-as", text.removeprefix("as declared by the user: "))
     found = caveat(value)
-    if found.role != "choice":
-        raise ValueError(f"caveat {found.code!r} does not say how hyperparameters were chosen")
-    return found
+    if found.role == "choice":
+        return found
+    if isinstance(value, str):
+        return Caveat("declared-as", found.sentence.removeprefix("as declared by the user: "))
+    raise ValueError(f"caveat {found.code!r} does not say how hyperparameters were chosen")
 
 
 def of_role(values: Iterable[Caveat], role: Role) -> tuple[Caveat, ...]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from itertools import accumulate
 from types import FunctionType
@@ -33,7 +33,7 @@ from typing import (
 
 from forethought.values import checks
 from forethought.values.checks import frozen, one_of, real, settle, whole
-from forethought.values.serialisation import Stored, build, exact_keys, of_kind, tagged
+from forethought.values.serialisation import Stored, build, described, exact_keys, of_kind, tagged
 from forethought.values.strategies import STRATEGIES, Strategy
 
 Adjacency = Literal["add-or-remove", "zero-out", "replace-one"]
@@ -879,31 +879,13 @@ class Augmentation:
         Raises:
             ValueError, TypeError: another value, or K given twice.
         """
-        if asked is None and copies is None:
-            return None
-        if isinstance(asked, Augmentation):
-            if copies is not None:
-                raise ValueError("augmentations= is said in augment= already: drop one of them")
-            return asked
-        number: dict[str, Any] = {} if copies is None else {"copies": copies}
-        if asked is None:
-            return cls(**number)
-        if isinstance(asked, Mapping):
-            unknown = sorted(set(asked) - {"copies", "kinds", "pixels", "least"})
-            if unknown or (number and "copies" in asked):
-                raise ValueError(
-                    "augment takes kinds, pixels and least, and the number of copies once: not "
-                    f"{', '.join(map(repr, unknown)) or 'copies beside augmentations'}"
-                )
-            return cls(**{**number, **asked})
-        if isinstance(asked, str) or (
-            isinstance(asked, Sequence) and all(isinstance(kind, str) for kind in asked)
-        ):
-            return cls(**number, kinds=asked)  # type: ignore[arg-type]
-        raise TypeError(
-            'augment must be names of kinds such as ["mirror", "shift"], or a '
-            f"forethought.Augmentation, not {asked!r}"
-        )
+        such = 'names of kinds such as ["mirror", "shift"],'
+        found = described("augment", cls, asked, "kinds", such)
+        if copies is None:
+            return found
+        if isinstance(asked, Augmentation) or (isinstance(asked, Mapping) and "copies" in asked):
+            raise ValueError("augmentations= is in augment= already: say it once, drop one of them")
+        return cls(copies) if found is None else replace(found, copies=copies)
 
     def describe(self) -> str:
         """The number of copies and their alterations, in a few words."""

@@ -15,7 +15,7 @@ from itertools import pairwise
 from typing import Any, ClassVar, Literal, get_args
 
 from forethought.values.checks import frozen, one_of, real, require_parts, settle, whole
-from forethought.values.serialisation import build, entries, exact_keys, plain
+from forethought.values.serialisation import build, described, entries, exact_keys, plain
 
 Options = Mapping[str, Any]
 # Number of rounds at which a falling floor is evaluated.
@@ -454,22 +454,7 @@ class GradientFilter:
         Raises:
             ValueError, TypeError: another value.
         """
-        if asked is None or isinstance(asked, GradientFilter):
-            return asked
-        if isinstance(asked, str):
-            return cls(asked)  # type: ignore[arg-type]
-        if isinstance(asked, Mapping):
-            unknown = sorted(set(asked) - {"kind", "delay", "order"})
-            if unknown:
-                raise ValueError(
-                    "gradient_filter has kind, delay and order, not "
-                    f"{', '.join(map(repr, unknown))}"
-                )
-            return cls(**asked)
-        raise TypeError(
-            'gradient_filter must be "low-pass", "kalman" or a forethought.GradientFilter, not '
-            f"{asked!r}"
-        )
+        return described("gradient_filter", cls, asked, "kind", '"low-pass", "kalman"')
 
     def noise_left(self, rounds: int) -> float:
         """The share of the variance of independent noise that remains, long after the start."""

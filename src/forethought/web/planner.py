@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import Field, dataclass, field, fields, replace
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
@@ -35,11 +35,16 @@ FALSE_ALARMS = (0.001, 0.01, 0.05, 0.1, 0.2, 0.3, 0.5)
 BUDGETS = (0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
 # Numbers of records to compare, in units of the chosen one.
 _SIZES = (1 / 16, 1 / 4, 4.0, 16.0)
-_MOST_EPSILON = 100.0
+_MOST_EPSILON, _LEAST_RECORDS = 100.0, 10
 
 
 class SettingError(ValueError):
     """An invalid setting; the message names it and the allowed values."""
+
+
+def _slider(default: float | None, least: float, most: float) -> Any:
+    """A setting between two ends, whole if they are; it may be None if that is its default."""
+    return field(default=default, metadata={"ends": (least, most)})
 
 
 @dataclass(frozen=True)
@@ -56,14 +61,14 @@ class Settings:
         without: AUC that a model without privacy is supposed to reach.
     """
 
-    epsilon: float = 3.0
-    delta: float | None = None
-    records: int = 5000
-    persons: int | None = None
-    records_per_person: int = 1
-    epochs: float | None = None
-    features: int = 20
-    without: float = 0.9
+    epsilon: float = _slider(3.0, 0.01, _MOST_EPSILON)
+    delta: float | None = _slider(None, 1e-30, 0.5)
+    records: int = _slider(5000, _LEAST_RECORDS, 100_000_000)
+    persons: int | None = _slider(None, 1, 100_000_000)
+    records_per_person: int = _slider(1, 1, 100)
+    epochs: float | None = _slider(None, 0.01, 10_000.0)
+    features: int = _slider(20, 1, 1000)
+    without: float = _slider(0.9, 0.51, 0.999)
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Settings:
@@ -72,10 +77,11 @@ class Settings:
         Raises:
             SettingError: an unknown name or an invalid value.
         """
-        unknown = sorted(set(values) - set(_LIMITS))
+        known = {own.name: own for own in fields(cls)}
+        unknown = sorted(set(values) - set(known))
         if unknown:
-            raise SettingError(f"unknown setting {unknown[0]!r}: known are {', '.join(_LIMITS)}")
-        return cls(**{name: _checked(name, value) for name, value in values.items()})
+            raise SettingError(f"unknown setting {unknown[0]!r}: known are {', '.join(known)}")
+        return cls(**{name: _checked(known[name], value) for name, value in values.items()})
 
     def plan(self, loaded: Loaded | None = None, asked: PlanRequest | None = None) -> Plan:
         """The plan for these settings; with a job, they replace the job's own numbers.
@@ -108,29 +114,16 @@ class Settings:
         return here.with_caveats(plan(here.with_ranges(asked)))
 
 
-# Setting → type, least and largest value, and whether it may be None.
-_LIMITS: dict[str, tuple[type, float, float, bool]] = {
-    "epsilon": (float, 0.01, _MOST_EPSILON, False),
-    "delta": (float, 1e-30, 0.5, True),
-    "records": (int, 10, 100_000_000, False),
-    "persons": (int, 1, 100_000_000, True),
-    "records_per_person": (int, 1, 100, False),
-    "epochs": (float, 0.01, 10_000.0, True),
-    "features": (int, 1, 1000, False),
-    "without": (float, 0.51, 0.999, False),
-}
-
-
-def _checked(name: str, value: Any) -> Any:
-    kind, least, most, optional = _LIMITS[name]
-    if value is None and optional:
+def _checked(own: Field[Any], value: Any) -> Any:
+    (least, most), name = own.metadata["ends"], own.name
+    if value is None is own.default:
         return None
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if not number or not math.isfinite(value) or not least <= value <= most:
         raise SettingError(f"{name} must be from {least:g} to {most:g}, not {value!r}")
-    if kind is int and value != int(value):
+    if isinstance(least, int) and value != int(value):
         raise SettingError(f"{name} must be a whole number, not {value!r}")
-    return kind(value)
+    return type(least)(value)
 
 
 def shown(settings: Settings, loaded: Loaded | None = None) -> dict[str, Any]:
@@ -193,7 +186,7 @@ def _noises(
     for factor in _SIZES:
         records = round(factor * settings.records)
         persons = settings.persons and round(factor * settings.persons)
-        if records < _LIMITS["records"][1] or persons == 0:
+        if records < _LEAST_RECORDS or persons == 0:
             continue
         other = replace(settings, records=records, persons=persons)
         with suppress(ValueError):  # too few for the job's batch or groups
