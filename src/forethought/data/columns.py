@@ -1178,7 +1178,10 @@ class Encoder(Stored):
     @property
     def numbers(self) -> tuple[int, ...]:
         """Indices of the features that are positions in a declared range."""
-        return tuple(span.start for _, kind, span in self.spans if kind.ranged)
+        found = []
+        for _, kind, span in self.spans:
+            found += [span.start] if kind.ranged else []
+        return tuple(found)
 
     @property
     def bound(self) -> float:

@@ -507,10 +507,12 @@ class Table:
             with opened_file(self.path) as file:
                 text = io.TextIOWrapper(file, "utf-8-sig" if name == "utf-8" else name)
                 try:
-                    for number, piece in enumerate(iter(lambda: text.read(PIECE), "")):
+                    piece = EXCEL.sub("", text.read(PIECE))
+                    while piece:
                         if "\0" in piece:
                             raise DataError.unexpected(self.path, "a zero byte", "text")
-                        yield (piece if number else EXCEL.sub("", piece)).encode()
+                        yield piece.encode()
+                        piece = text.read(PIECE)
                 except UnicodeDecodeError as error:
                     near = file.tell() - len(error.object) + error.start
                     raise DataError(

@@ -606,7 +606,8 @@ class DataSection(_Section):
                     "(forethought init FILE writes it)"
                 )
             return None
-        from forethought.data import TableFormat, TableSchema
+        from forethought.data.columns import TableSchema
+        from forethought.data.files import TableFormat
 
         if self.person is not None:
             rows["records_per_person"] = self.most_of_one_person
@@ -783,7 +784,7 @@ class Job(_Section):
         Raises:
             forethought.data.DataError: missing, damaged or unsuitable data.
         """
-        from forethought.data import load
+        from forethought.data.sources import load
 
         section = self.data
         return load(
