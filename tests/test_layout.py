@@ -73,7 +73,6 @@ SHARED_SUBJECTS = {
     "page",  # an HTML page
     "records",  # of a data set: access to them, and whether they fit a run
     "statements",  # a client's, a worker's
-    "steps",  # step sizes of a server, of a worker
 }
 
 

@@ -84,7 +84,7 @@ class Attained:
 
 
 class Bounded(NamedTuple):
-    """What a statement says of an attacker's success, from above and from below.
+    """The bounds of a statement on an attacker's success, from above and from below.
 
     Args:
         epsilon: certified interval of ε.

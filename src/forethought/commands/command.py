@@ -9,6 +9,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, TypeVar
@@ -16,6 +17,7 @@ from typing import Annotated, Any, ClassVar, TypeVar
 import typer
 from rich.console import Console
 from rich.text import Text
+from typer.models import ParameterInfo
 
 from forethought.options import flags
 from forethought.values.serialisation import Stored
@@ -58,7 +60,7 @@ PUBLIC_PROXY = option("Public data set in place of the job's own, or 'synthetic'
 
 
 class Output:
-    """What a command prints, for a person or as JSON, and what the person typed.
+    """The output of a command, for a person or as JSON, and what the person typed.
 
     Args:
         context: of the call. as_json: print one JSON object and nothing else. quiet: print nothing.
@@ -102,7 +104,7 @@ class Output:
 
 
 class Words(Output):
-    """What a command prints that has no JSON."""
+    """The output of a command that has no JSON."""
 
     FLAGS: ClassVar[Mapping[str, Any]] = {"quiet": Quiet}
 
@@ -116,6 +118,7 @@ class Commands(typer.Typer):
         *,
         before: str = "",
         without: str = "",
+        defaults: Mapping[str, Any] | None = None,
         **settings: Any,
     ) -> Callable[[_Command], _Command]:
         """A decorator that adds a command.
@@ -126,10 +129,10 @@ class Commands(typer.Typer):
         Args:
             name: of the command. settings: as for typer.
             before: the command's own option before which its help lists the flags of the table.
-            without: an option that it does not have.
+            without: an option that it does not have. defaults: of options, by name.
         """
         add = super().command(name, **settings)
-        return lambda run: add(_with_flags(run, before, without))
+        return lambda run: add(_with_flags(run, before, without, defaults))
 
 
 app = Commands(
@@ -142,7 +145,7 @@ app = Commands(
 )
 
 
-def _with_flags(command: Any, before: str, without: str) -> Any:
+def _with_flags(command: Any, before: str, without: str, defaults: Mapping[str, Any] | None) -> Any:
     """A command with the parameters that its flags are read from."""
     own = inspect.signature(command, eval_str=True)
     found = {name: given for name, given in own.parameters.items() if name != without}
@@ -153,7 +156,15 @@ def _with_flags(command: Any, before: str, without: str) -> Any:
             name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
         )
 
-    rows = [row(name, given.annotation, given.default) for name, given in found.items()]
+    rows = []
+    for name, given in found.items():
+        kind_of, default = given.annotation, given.default
+        if isinstance(default, ParameterInfo):  # typer's, which has the default in it
+            described = copy(default)
+            default, described.default = described.default, ...
+            kind_of = Annotated[kind_of, described]
+        default = inspect.Parameter.empty if default is ... else default
+        rows.append(row(name, kind_of, (defaults or {}).get(name, default)))
     if found.pop("flags", None) is not None:
         table = []
         for option in flags(command.__name__).values():

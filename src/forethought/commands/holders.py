@@ -65,9 +65,7 @@ def plan(
         "--rehearse", "Simulate it on a public proxy; predict accuracy, of a gossip by every graph."
     ),
     public_proxy: str | None = command.PUBLIC_PROXY,
-    repeats: int | None = option(
-        "Runs of a rehearsal. Default: 3; of a gossip, 1 of each graph.", min=1
-    ),
+    repeats: int = option("Runs of a rehearsal, each of every graph of a gossip.", min=1),
     observer: Annotated[
         list[str] | None,
         typer.Option(help="A distant worker; ε against what it sees. May be given again."),
@@ -85,19 +83,17 @@ def plan(
 
     command.together(
         ("--public-proxy", public_proxy is not None, "--rehearse", rehearse),
-        ("--repeats", repeats is not None, "--rehearse", rehearse),
+        ("--repeats", output.given("repeats"), "--rehearse", rehearse),
     )
-    kind = _kind(output.context)
-    held = holders_of(from_file(job_file), kind, data_dir)
+    held = holders_of(from_file(job_file), _kind(output.context), data_dir)
     found = plan_job(held, observer or ())
     command.to_write(save, "--save", kind=type(held.agreed))
     if save is not None:
         held.agreed.save(save)
     rehearsal = None
     if rehearse:
-        runs = repeats or (3 if kind == "federation" else 1)
-        with counting(output.console, "Rehearsing", runs) as progress:
-            rehearsal = rehearsed(held, public_proxy, runs, data_dir, progress)
+        with counting(output.console, "Rehearsing", repeats) as progress:
+            rehearsal = rehearsed(held, public_proxy, repeats, data_dir, progress)
     output.json(
         lambda: found.to_dict() | ({} if rehearsal is None else {"rehearsal": asdict(rehearsal)})
     )
@@ -207,7 +203,8 @@ for _family, _first in ((federate, "server"), (gossip, "hospital-b")):
     _name = _family.info.name
     _example = f"Example: forethought {_name} simulate job.toml --out runs/hospitals --workers 4"
     _words = f"Example: forethought {_name} plan job.toml --rehearse"
-    _family.command(epilog=_words, without="observer" if _family is federate else "")(plan)
+    _own = ("observer", 3) if _family is federate else ("", 1)
+    _family.command(epilog=_words, without=_own[0], defaults={"repeats": _own[1]})(plan)
     _family.command("simulate", epilog=_example)(simulate)
     _family.command("keys", epilog="Example: " + _WAY.format(_name, _first))(keys)
     _family.command("faults", hidden=True, context_settings=_AS_WRITTEN)(faults)

@@ -1,4 +1,4 @@
-"""What differs for the holders of a star around a server and of a graph of workers."""
+"""Differences between the holders of a star around a server and those of a graph."""
 
 from __future__ import annotations
 

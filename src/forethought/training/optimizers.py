@@ -493,7 +493,8 @@ class Descent:
             )
         if noised.layout.names != tuple(self.parameters):
             raise ValueError("a noised sum about other parameters than the optimizer's")
-        mean, variance = noised.mean(), noised.round.noise_std**2 / noised.round.divisor**2
+        whole = noised.round.divisor
+        mean, variance = noised.vector / whole, noised.round.noise_std**2 / whole**2
         if self._filter is not None:
             mean, variance = self._filter.filtered(mean, variance)
             self._last = {name: p.detach().clone() for name, p in self.parameters.items()}
