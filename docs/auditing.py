@@ -22,7 +22,7 @@ import torch
 import forethought as ft
 from forethought.auditing import attack as attacking
 from forethought.auditing.attack import Games, log_likelihood_ratio
-from forethought.auditing.canaries import LARGE, STILL, CanaryRecords, hearing, kept
+from forethought.auditing.canaries import LARGE, CanaryRecords, divisors, kept, watching
 from forethought.auditing.noise import scales
 from forethought.auditing.verdict import AttackSummary
 from forethought.values.plan import Plan
@@ -214,19 +214,24 @@ def _in_phases(plan: Plan, records: CanaryRecords) -> None:
 
 def _through(plan: Plan, run: Callable[[Plan, CanaryRecords], None]) -> AttackSummary:
     """Orthogonal games through another verb than ``train``."""
+    from forethought.auditing.canaries import recorded_plan
+
     generator = np.random.default_rng()
     there = generator.random(plan.examples) < 0.5
     weight = np.where(there, LARGE, 0)
     records = CanaryRecords(np.arange(plan.examples), weight, plan.clip.norm, plan.examples)
     seen: list[np.ndarray] = []
+    recorded = recorded_plan(plan)
 
-    def hear(noised: Any) -> None:
+    def watch(gradients: list[torch.Tensor]) -> None:
         # A search runs the plan again for every trial: the first is the one that wins.
         if len(seen) < plan.rounds:
-            seen.append(noised.vector.detach().cpu().numpy().copy())
+            (table,) = gradients
+            seen.append(table.detach().cpu().numpy().reshape(-1) * next(scale))
 
-    with hearing(hear):
-        run(plan.with_(use=STILL, budget=None), records)
+    scale = divisors(recorded)
+    with watching(watch):
+        run(recorded, records)
     score = log_likelihood_ratio(plan.mechanism, scales(plan), np.stack(seen), 1.0, 0.0)
     games = Games(score[~there], score[there])
     _, chosen = attacking.judge(plan, games, (1.0, 0.0))

@@ -180,6 +180,17 @@ def test_the_statement_names_what_is_kept_and_off_keeps_nothing(images, cache, m
     np.testing.assert_array_equal(bare.train.inputs, kept.train.inputs)
 
 
+def test_features_of_persons_images_are_still_the_persons(images, monkeypatch):
+    monkeypatch.setenv("FORETHOUGHT_CACHE", "off")
+    count = len(images)
+    persons, sites = (np.array([f"{word}{i // 2}" for i in range(count)]) for word in "ps")
+    whole = Split(images, np.zeros(count, np.int64))
+    data = Dataset("own", whole, None, 2, sites=sites, persons=persons, records_per_person=2)
+    made = features.with_features(data, "scattering")
+    assert (made.persons == persons).all() and (made.sites == sites).all()
+    assert made.records_per_person == 2
+
+
 def test_the_usual_norm_is_near_that_of_images(monkeypatch):
     monkeypatch.setenv("FORETHOUGHT_CACHE", "off")
     plain, scattered = load("digits"), load("digits", features="scattering")

@@ -236,8 +236,11 @@ def test_it_is_kept_and_read_back(tmp_path):
 
 
 def test_outputs_are_those_of_evaluation():
-    model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Dropout(0.5)).train()
+    model = torch.nn.Sequential(
+        torch.nn.Linear(3, 2), torch.nn.Dropout(0.5), torch.nn.BatchNorm1d(2)
+    )
+    model[2].eval()  # frozen by its owner
     inputs = np.ones((5000, 3), np.float32)
     outputs = outputs_of(model, inputs)
     assert outputs.shape == (5000, 2) and np.ptp(outputs, axis=0).max() < 1e-6
-    assert model.training and model[1].training
+    assert model.training and model[1].training and not model[2].training

@@ -81,7 +81,6 @@ Koskela, Redberg and Wang 2024; Feldman and Zrnic 2021, Theorem 4.3; Smith and T
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -212,10 +211,14 @@ class Filter:
 
     def _affordable_together(self, rounds: Correlated) -> int:
         # The cost is monotone in the count: a shorter run is the beginning of a longer one.
-        def exceeds(count: int) -> bool:
-            return self.would_exceed(replace(rounds, count=count))
-
-        return bisect_left(range(1, _MOST_TOGETHER + 1), True, key=exceeds)
+        low, high = 0, 1
+        while high <= _MOST_TOGETHER and not self.would_exceed(replace(rounds, count=high)):
+            low, high = high, 2 * high
+        while high - low > 1 and low < _MOST_TOGETHER:
+            middle = (low + high) // 2
+            exceeds = self.would_exceed(replace(rounds, count=middle))
+            low, high = (low, middle) if exceeds else (middle, high)
+        return low
 
     def _charge(self, rounds: Rounds | Mechanism) -> tuple[float, ...]:
         if isinstance(rounds, Rounds):

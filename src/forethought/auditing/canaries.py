@@ -1,10 +1,10 @@
-"""Records with known gradients, a listener to noised sums, and the sizes of an audit's checks.
+"""Records with known gradients, a recorder of noised sums, and the sizes of an audit's checks.
 
 Record i of such a data set has the gradient weight[i]·unit in coordinate ``index[i]`` and zero
 elsewhere. A record whose presence a coin decides is a canary. The model is one table of numbers,
-one for each coordinate, which the optimizer of these runs does not change. All code between the
-records and the releases that the audit hears of is that of an ordinary run, because the audit calls
-``train``.
+one for each coordinate. The recorder takes the place of the optimizer: it records the gradients
+that it gets and does not change the weights. All code between the records and the optimizer is that
+of an ordinary run, because the audit calls ``train``.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,7 +22,6 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.nn import functional as F
 
-from forethought.rounds.private_sum import WITNESS, NoisedSum
 from forethought.training.run import train
 from forethought.values.checks import one_of
 from forethought.values.mechanism import Mechanism, Rounds, Sampling
@@ -111,17 +109,31 @@ def with_parts(plan: Plan, parts: list[Rounds], examples: int) -> Plan:
     return plan.with_(mechanism=mechanism, examples=examples, clip=clip, budget=None)
 
 
-class Still(torch.optim.Optimizer):
-    """An optimizer that changes no weight."""
+Watch = Callable[[list[torch.Tensor]], None]
+_WATCHING: ContextVar[Watch | None] = ContextVar("watching", default=None)
+
+
+class Recorder(torch.optim.Optimizer):
+    """An optimizer that hands every gradient to the running audit, and changes no weight.
+
+    Raises:
+        ValueError: no audit is running.
+    """
 
     def __init__(self, params: Iterable[Any], lr: float = 1.0) -> None:
         super().__init__(params, {"lr": lr})
+        self._watch = _WATCHING.get()
+        if self._watch is None:
+            raise ValueError("the recorder is for audits: use forethought.audit")
 
+    @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
-        """Do nothing."""
+        """Record the gradients; ``closure`` is not called."""
+        assert self._watch is not None
+        self._watch([p.grad for group in self.param_groups for p in group["params"]])
 
 
-STILL = ReleaseUse(Optimizer(f"{__name__}:Still", 1.0, ()), Schedule(), Averaging("none"))
+RECORDER = Optimizer(f"{__name__}:Recorder", 1.0, ())
 
 
 @contextmanager
@@ -134,14 +146,22 @@ def holding(variable: ContextVar[Any], value: Any) -> Iterator[None]:
         variable.reset(token)
 
 
-def hearing(hear: Callable[[NoisedSum], None]) -> AbstractContextManager[None]:
-    """A context in which ``hear`` is called with every release of the runs that begin inside."""
-    witness = SimpleNamespace(met=_nothing, summed=_nothing, released=hear)
-    return holding(WITNESS, lambda *_: witness)
+def watching(watch: Watch) -> AbstractContextManager[None]:
+    """A context whose recorders hand their gradients to ``watch``, in the parameters' order."""
+    return holding(_WATCHING, watch)
 
 
-def _nothing(*_: object) -> None:
-    return None
+def recorded_plan(plan: Plan) -> Plan:
+    """The plan with the recorder as its optimizer; the releases are the same."""
+    use = ReleaseUse(RECORDER, Schedule(), Averaging("none"))
+    return plan.with_(use=use, budget=None)
+
+
+def divisors(plan: Plan) -> Iterator[float]:
+    """The divisor of each round's sum; it follows from the mechanism alone, so it is public."""
+    for part in plan.mechanism:
+        for _ in range(part.count):
+            yield float(plan.groups or part.sampling.expected_batch(plan.examples))
 
 
 class CanaryModel(nn.Module):
@@ -193,34 +213,29 @@ class CanaryRecords:
         return CanaryModel(self.rows, dtype)
 
 
-def heard(
-    model: nn.Module, data: Any, plan: Plan, keep: Callable[[NDArray[Any]], Any], **options: Any
+def kept(
+    plan: Plan, records: CanaryRecords, keep: Callable[[NDArray[Any]], Any], **options: Any
 ) -> tuple[list[Any], list[float]]:
-    """Run a plan and keep something of every noised *sum*.
+    """Train on records with known gradients, and keep something of every noised *sum*.
 
     Args:
-        plan: the plan to run; its optimizer changes no weight.
-        keep: function of a round's noised sum, (parameters,).
+        plan: the plan to run; the recorder replaces its optimizer.
+        keep: function of a round's noised sum, (rows,).
         options: of :func:`forethought.train`.
 
     Returns:
         The results of ``keep``, and the clip norm of each round.
     """
+    plan, scale = recorded_plan(plan), divisors(plan)
     found: list[Any] = []
-    norms: list[float] = []
 
-    def hear(noised: NoisedSum) -> None:
-        found.append(keep(noised.vector.detach().cpu().numpy().copy()))
-        norms.append(noised.round.clip_norm)
+    def watch(gradients: list[torch.Tensor]) -> None:
+        (table,) = gradients
+        found.append(keep(table.detach().cpu().numpy().reshape(-1) * next(scale)))
 
-    options |= {"log_every": plan.rounds, "diagnostics": False}
-    with hearing(hear):
-        train(model, data, plan.with_(use=STILL, budget=None), **options)
+    moving = plan.clip.rule == "quantile" or plan.clip.final is not None
+    options |= {"loss": records.loss, "log_every": 1 if moving else plan.rounds}
+    with watching(watch):
+        run = train(records.model(), records.data, plan, diagnostics=False, **options)
+    norms = [row.clip_norm for row in run.history] if moving else [plan.clip.norm] * plan.rounds
     return found, norms
-
-
-def kept(
-    plan: Plan, records: CanaryRecords, keep: Callable[[NDArray[Any]], Any], **options: Any
-) -> tuple[list[Any], list[float]]:
-    """:func:`heard` of a run on records with known gradients."""
-    return heard(records.model(), records.data, plan, keep, loss=records.loss, **options)

@@ -28,11 +28,11 @@ from torch import nn
 from forethought.accounting.tradeoff import tradeoff
 from forethought.auditing import attack
 from forethought.auditing.audit import FALSE_ALARM, own_records
-from forethought.auditing.canaries import LARGE, ROWS, hearing
+from forethought.auditing.canaries import LARGE, ROWS, holding
 from forethought.auditing.verdict import AttackSummary, Audit, Finding
 from forethought.gradients.batches import call
 from forethought.rounds.contributions import Loss, default_loss
-from forethought.rounds.private_sum import NoisedSum
+from forethought.rounds.private_sum import WITNESS, NoisedSum
 from forethought.rounds.records import blank
 from forethought.training.run import train
 from forethought.values.checks import instance, one_of, real, whole
@@ -210,22 +210,17 @@ def _games(
         found: torch.Tensor = own * usual(inner, targets) + planted
         return found
 
-    seen: list[Array] = []
+    seen: list[tuple[float, Array]] = []
     before = losses(trained.model, usual, inputs, wrong, chosen)
     told = None if progress is None else lambda event: progress(event.round, plan.rounds)
     options: dict[str, Any] = {"diagnostics": False, "log_every": plan.rounds, "progress": told}
-
-    def hear(noised: NoisedSum) -> None:
-        numbers = noised.layout.views(noised.vector)["table.weight"].reshape(-1)[:table]
-        seen.append(numbers.detach().cpu().numpy() / noised.round.clip_norm)
-
-    with hearing(hear):
+    with holding(WITNESS, (lambda *_: _Listener(table, seen)) if table else None):
         run = train(trained, ({**masks, "inputs": inputs}, wrong), plan, loss=value, **options)
     if canaries == "inputs":
         assert isinstance(run.model, Canaried)
         score = before - losses(run.model.model, usual, inputs, wrong, chosen)
         return attack.Games(score[~there], score[there], independent=False)
-    return attack.games_of(plan, np.array(seen), there)
+    return attack.games_of(plan, np.array([total / norm for norm, total in seen]), there)
 
 
 def mistaken(
@@ -257,3 +252,24 @@ def losses(
             found.append(loss(call(model, piece), targets[places]).double().cpu().numpy())
     model.train(training)
     return np.asarray(np.concatenate(found), dtype=np.float64)
+
+
+class _Listener:
+    """A :class:`forethought.rounds.private_sum.Witness` that uses released sums only.
+
+    It appends the clip norm and the noised sum of the table's first ``rows`` to ``seen``.
+    """
+
+    def __init__(self, rows: int, seen: list[tuple[float, Array]]) -> None:
+        self._rows, self._seen = rows, seen
+
+    def met(self, *_: object) -> None:
+        """Do nothing."""
+
+    def summed(self, *_: object) -> None:
+        """Do nothing."""
+
+    def released(self, noised: NoisedSum) -> None:
+        """Keep the clip norm and the table's part of the sum."""
+        table = noised.layout.views(noised.vector)["table.weight"].reshape(-1)[: self._rows]
+        self._seen.append((noised.round.clip_norm, table.detach().cpu().numpy().copy()))

@@ -570,13 +570,14 @@ def count_noise(seen: DryRun, generator: np.random.Generator) -> Finding:
     clip = seen.plan.clip
     assert clip.count_noise is not None
     uniforms = []
-    for t, members in enumerate(seen.members[:-1]):
+    for t, (members, divisor) in enumerate(
+        zip(seen.members[:-1], canaries.divisors(seen.plan), strict=False)
+    ):
         norm = seen.clip_norms[t]
         share = clip.quantile - math.log(seen.clip_norms[t + 1] / norm) / clip.quantile_rate
         lengths = np.where(members % 2 == 0, SMALL, LARGE) * clip.norm / 2
         centred = float((lengths <= norm).sum()) - len(members) / 2
-        counted = (share - 0.5) * seen.plan.round(t).divisor
-        below = float(ndtr((counted - centred) / clip.count_noise))
+        below = float(ndtr(((share - 0.5) * divisor - centred) / clip.count_noise))
         if share <= TOLERANCE:
             below *= float(generator.random())
         elif share >= 1 - TOLERANCE:

@@ -25,7 +25,7 @@ from torch.utils.data import Dataset
 from forethought.accounting.tradeoff import tradeoff
 from forethought.auditing import canaries
 from forethought.auditing.verdict import Finding, certain
-from forethought.gradients.batches import bits, select
+from forethought.gradients.batches import bits
 from forethought.gradients.clipped import numbers_behind
 from forethought.gradients.sums import flat
 from forethought.rounds.contributions import Gradients, Loss
@@ -87,8 +87,13 @@ TRAINING_ROUNDS = 10
 def full_batch(plan: Plan, examples: int, clip: Clip | None = None, rounds: int = 1) -> Plan:
     """A plan with all records in every round and without noise, which releases the exact sums."""
     (clipping,) = {part.clipping for part in plan.mechanism}
-    parts = [Rounds(0.0, rounds, FullBatch(), clipping)]
-    return canaries.with_parts(plan, parts, examples).with_(clip=clip or plan.clip)
+    parts = Rounds(0.0, rounds, FullBatch(), clipping)
+    return plan.with_(
+        mechanism=Mechanism(parts, adjacency=plan.mechanism.adjacency),
+        examples=examples,
+        clip=clip or plan.clip,
+        budget=None,
+    )
 
 
 def claimed_distance(plan: Plan) -> float:
@@ -160,8 +165,12 @@ class _TakenRecords(Dataset[Any]):
 
     def some(self, chosen: NDArray[np.int64]) -> _TakenRecords:
         """The chosen records."""
-        index = torch.from_numpy(chosen)
-        return _TakenRecords(select(self.inputs, index), select(self.targets, index), len(chosen))
+
+        def pick(leaf: Any) -> Any:
+            return leaf[torch.from_numpy(chosen).to(leaf.device)]
+
+        inputs, targets = tree_map(pick, (self.inputs, self.targets))
+        return _TakenRecords(inputs, targets, len(chosen))
 
     def with_one(self, place: int, source: int, way: Callable[[Any], Any]) -> _TakenRecords:
         """The record at ``place`` replaced by another, whose inputs are altered."""
@@ -201,9 +210,18 @@ class _ModelCase:
 
     def total(self, batch: _TakenRecords, clip: Clip, seed: int = 0) -> Array:
         """The sum of clipped contributions over all parameters, in units of C."""
-        plan, options = full_batch(self.plan, batch.size, clip), {"loss": self.loss, "seed": seed}
-        [total], _ = canaries.heard(self.model, batch.data, plan, lambda vector: vector, **options)
-        return np.asarray(total / clip.norm)
+        plan = canaries.recorded_plan(full_batch(self.plan, batch.size, clip))
+        kept: list[Array] = []
+        (scale,) = canaries.divisors(plan)
+
+        def see(gradients: list[torch.Tensor]) -> None:
+            flat = [g.detach().cpu().double().numpy().reshape(-1) for g in gradients]
+            kept.append(np.concatenate(flat) * (scale / clip.norm))
+
+        options: dict[str, Any] = {"diagnostics": False, "log_every": 1, "seed": seed}
+        with canaries.watching(see):
+            train(self.model, batch.data, plan, loss=self.loss, **options)
+        return kept[0]
 
 
 def model_sensitivity(

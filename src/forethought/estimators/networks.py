@@ -17,7 +17,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from forethought.estimators import estimator
 from forethought.estimators.estimator import PrivateEstimator
 from forethought.gradients.boundary import turns
-from forethought.rounds.contributions import undisturbed
+from forethought.training.metrics import evaluating
 from forethought.values.caveats import Caveat
 
 Network = torch.nn.Module | Callable[[int, int], torch.nn.Module]
@@ -98,14 +98,13 @@ class _PrivateNetwork(PrivateEstimator):
             ValueError: the module does not take the row, or has another number of outputs.
         """
         wanted = 1 if isinstance(self, RegressorMixin) else len(self.classes_)
-        zeros = torch.zeros(1, *row, dtype=torch.float64)
-        with undisturbed(module):
-            try:
-                shape = tuple(_outputs(module.eval(), zeros).shape)
-            except (RuntimeError, ValueError, TypeError, LookupError, AttributeError) as error:
-                raise ValueError(
-                    f"the module cannot predict a row of shape {row}: mend it ({error})"
-                ) from error
+        try:
+            with evaluating(module):
+                shape = tuple(_outputs(module, torch.zeros(1, *row, dtype=torch.float64)).shape)
+        except (RuntimeError, ValueError, TypeError, LookupError, AttributeError) as error:
+            raise ValueError(
+                f"the module cannot predict a row of shape {row}: mend it ({error})"
+            ) from error
         if shape != (1, wanted):
             raise ValueError(
                 f"the module's outputs for one row have the shape {shape}: make it (1, {wanted})"

@@ -6,8 +6,8 @@ import csv
 import io
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, astuple, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -900,8 +900,19 @@ def outputs_of(model: torch.nn.Module, inputs: Any) -> NDArray[np.float32]:
     """The outputs of a model in evaluation mode, float32, (N, …)."""
     like = next(model.parameters())
     rows = torch.as_tensor(inputs)
-    with undisturbed(model), torch.no_grad():
-        model.eval()
+    with evaluating(model), torch.no_grad():
         found = [model(some.to(like)).float().cpu() for some in torch.split(rows, _ROWS)]
     outputs: NDArray[np.float32] = torch.cat(found).numpy()
     return outputs
+
+
+@contextmanager
+def evaluating(model: torch.nn.Module) -> Iterator[None]:
+    """A context with all modules in evaluation mode; each gets its own mode back."""
+    modes = [(part, part.training) for part in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for part, training in modes:
+            part.training = training
