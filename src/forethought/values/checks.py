@@ -6,8 +6,9 @@ import difflib
 import importlib
 import math
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -117,6 +118,34 @@ def settle(value: object, **fields: object) -> None:
     """Set fields of a frozen dataclass in its ``__post_init__`` or ``__init__``."""
     for name, found in fields.items():
         object.__setattr__(value, name, found)
+
+
+def described(
+    name: str, kind: type[_Value], asked: Any, field_of_words: str, such: str
+) -> _Value | None:
+    """A dataclass from itself, from a mapping of some of its fields, or from words for one field.
+
+    Args:
+        name: of the option, for errors.
+        asked: one of these; None stays None.
+        field_of_words: the field that a word stands for, or a list of words if it is a tuple.
+        such: the words, for errors.
+
+    Raises:
+        TypeError: another value. ValueError: an unknown field, or one that the dataclass refuses.
+    """
+    if asked is None or isinstance(asked, kind):
+        return asked
+    if isinstance(asked, Mapping):
+        *others, last = known = [field.name for field in fields(kind)]  # type: ignore[arg-type]
+        if unknown := ", ".join(map(repr, sorted(set(asked) - set(known)))):
+            raise ValueError(f"{name} has {', '.join(others)} and {last}, not {unknown}")
+        return kind(**asked)
+    several = isinstance(getattr(kind, field_of_words), tuple) and not isinstance(asked, str)
+    words = asked if several else [asked]
+    if not isinstance(words, Sequence) or not all(isinstance(one, str) for one in words):
+        raise TypeError(f"{name} must be {such} or a forethought.{kind.__name__}, not {asked!r}")
+    return kind(**{field_of_words: asked})
 
 
 def one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:

@@ -32,8 +32,8 @@ from typing import (
 )
 
 from forethought.values import checks
-from forethought.values.checks import frozen, one_of, real, settle, whole
-from forethought.values.serialisation import Stored, build, described, exact_keys, of_kind, tagged
+from forethought.values.checks import described, frozen, one_of, real, settle, whole
+from forethought.values.serialisation import Stored, build, exact_keys, of_kind, tagged
 from forethought.values.strategies import STRATEGIES, Strategy
 
 Adjacency = Literal["add-or-remove", "zero-out", "replace-one"]
@@ -884,7 +884,9 @@ class Augmentation:
         if copies is None:
             return found
         if isinstance(asked, Augmentation) or (isinstance(asked, Mapping) and "copies" in asked):
-            raise ValueError("augmentations= is in augment= already: say it once, drop one of them")
+            raise ValueError(
+                "augmentations= is said in augment= already: say it once, drop one of them"
+            )
         return cls(copies) if found is None else replace(found, copies=copies)
 
     def describe(self) -> str:

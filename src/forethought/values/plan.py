@@ -1174,7 +1174,6 @@ class _EqualRounds:
     origin: int
     count: int = 0
     times: int = 1
-    LATER: ClassVar[tuple[str, ...]] = ("times",)
 
     @property
     def together(self) -> tuple[tuple[str, float], ...]:
@@ -1371,7 +1370,16 @@ class Transcript:
     def to_values(self) -> dict[str, Any]:
         """A JSON-ready mapping for a checkpoint; :meth:`from_values` reads it back."""
         return {
-            "rounds": list(map(serialisation.entries, self._runs)),
+            "rounds": [
+                {
+                    "noises": [list(pair) for pair in run.noises],
+                    "like": run.like.to_dict(),
+                    "origin": run.origin,
+                    "count": run.count,
+                    **({} if run.times == 1 else {"times": run.times}),
+                }
+                for run in self._runs
+            ],
             "others": [[name, sigma, count] for (name, sigma), count in self._others.items()],
             **({"skipped": [list(pair) for pair in self._skipped]} if self._skipped else {}),
         }

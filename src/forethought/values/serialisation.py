@@ -12,7 +12,7 @@ import json
 import math
 import os
 import stat
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from pathlib import Path
@@ -156,34 +156,6 @@ def build(kind: type[_Value], values: Mapping[str, Any], what: str | None = None
     absent = {name for name in getattr(kind, "LATER", ()) if name not in values}
     exact_keys(what or kind.__name__.lower(), values, names - absent)
     return kind(**values)
-
-
-def described(
-    name: str, kind: type[_Value], asked: Any, field_of_words: str, such: str
-) -> _Value | None:
-    """A dataclass from itself, from a mapping of some of its fields, or from words for one field.
-
-    Args:
-        name: of the option, for errors.
-        asked: one of these; None stays None.
-        field_of_words: the field that a word stands for, or a list of words if it is a tuple.
-        such: the words, for errors.
-
-    Raises:
-        TypeError: another value. ValueError: an unknown field, or one that the dataclass refuses.
-    """
-    if asked is None or isinstance(asked, kind):
-        return asked
-    if isinstance(asked, Mapping):
-        known = [field.name for field in fields(kind)]  # type: ignore[arg-type]
-        if unknown := sorted(set(asked) - set(known)):
-            raise ValueError(f"{name} has {', '.join(known)}, not {', '.join(map(repr, unknown))}")
-        return kind(**asked)
-    several = isinstance(getattr(kind, field_of_words), tuple) and not isinstance(asked, str)
-    words = asked if several else [asked]
-    if not isinstance(words, Sequence) or not all(isinstance(one, str) for one in words):
-        raise TypeError(f"{name} must be {such} or a forethought.{kind.__name__}, not {asked!r}")
-    return kind(**{field_of_words: asked})
 
 
 def tagged(value: Any) -> dict[str, Any]:

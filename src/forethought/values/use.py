@@ -14,8 +14,8 @@ from functools import partial
 from itertools import pairwise
 from typing import Any, ClassVar, Literal, get_args
 
-from forethought.values.checks import frozen, one_of, real, require_parts, settle, whole
-from forethought.values.serialisation import build, described, entries, exact_keys, plain
+from forethought.values.checks import described, frozen, one_of, real, require_parts, settle, whole
+from forethought.values.serialisation import build, entries, exact_keys, plain
 
 Options = Mapping[str, Any]
 # Number of rounds at which a falling floor is evaluated.
