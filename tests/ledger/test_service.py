@@ -6,6 +6,7 @@ import base64
 import contextlib
 import datetime
 import http.client
+import http.server
 import io
 import ipaddress
 import json
@@ -306,6 +307,28 @@ def test_what_is_said_again_after_a_lost_answer_changes_nothing(
     assert (one.number, one.status, one.released) == (held.number, "settled", 3)
     kinds = [entry.kind for entry in site.book.entries()]
     assert kinds.count("reserve") == kinds.count("settle") == kinds.count("mark") == 1
+
+
+@pytest.mark.parametrize("answer", [b"{}", b'{"error": "maintenance"}', b"0", b"[]"])
+def test_a_mark_that_something_else_answered_is_not_written(answer: bytes) -> None:
+    class Other(http.server.BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(answer)))
+            self.end_headers()
+            self.wfile.write(answer)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Other) as server:
+        thread = threading.Thread(target=server.handle_request)
+        thread.start()
+        book = RemoteBook(f"http://127.0.0.1:{server.server_port}", "ft_x", patience=5.0)
+        with pytest.raises(BookError, match="than a ledger"):
+            book.mark(1, 3)
+        thread.join()
 
 
 def test_a_service_that_is_gone_is_one_line(site: Site) -> None:

@@ -68,6 +68,13 @@ def test_rule_is_read_back(kind: str) -> None:
         TotalRule.from_dict({key: value for key, value in rule.to_dict().items() if key != "delta"})
 
 
+@pytest.mark.parametrize("order", [0, 1, None, []])
+def test_a_renyi_rule_without_its_order_is_refused(order: object) -> None:
+    values = TotalRule.of(ACCOUNT, "renyi").to_dict()
+    with pytest.raises((TypeError, ValueError), match="order"):
+        TotalRule.from_dict({**values, "order": order})
+
+
 def test_clock_that_does_not_keep_the_budget_is_refused() -> None:
     values = TotalRule.of(ACCOUNT, "clock").to_dict()
     with pytest.raises(ValueError, match="does not keep"):

@@ -153,3 +153,8 @@ def test_the_command_reads_earlier_phases_and_refuses_nonsense(forethought):
     assert status == 0 and "phase 2" in out and "Rényi filter" in out
     status, _, error = forethought("calculator", "--examples", 10000, "--epochs", 5)
     assert status == 2 and "give noise_multiplier" in error
+
+
+def test_growing_samples_that_never_fit_are_refused_in_words():
+    with pytest.raises(CalculatorError, match="not even with"):
+        calculate(examples=1000, epochs=2e7, epsilon=0.1, power=1.0)

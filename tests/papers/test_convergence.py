@@ -288,3 +288,7 @@ def test_theorem_3_is_below_the_utility_of_independent_clients() -> None:
     assert theorem_3(1.0, 1, 2.0, 1.0) == 0
     assert theorem_3(1.0, 100, 1.0, 2.0) == pytest.approx(0.96)
     assert l_utility([0.1, -0.2, 0.5, 0.4], 0.4) == 0.5
+
+
+def test_proposition_2_at_a_gap_whose_square_is_no_number() -> None:
+    assert proposition_2(1, 1.0, gap=1e200).printed == 4e200

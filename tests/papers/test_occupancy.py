@@ -97,15 +97,19 @@ def test_many_rounds_agree_with_a_transform():
     assert got.missing < 1e-18
 
 
-@pytest.mark.parametrize("marked", [2, 8])
-def test_the_mean_of_many_rounds_is_exact(marked):
-    ways = comb(60000, marked)
+@pytest.mark.parametrize(
+    ("examples", "groups", "marked", "rounds"),
+    [(60000, 256, 2, 4687), (60000, 256, 8, 4687), (1000, 10, 2, 10**6)],
+)
+def test_the_mean_of_many_rounds_is_exact(examples, groups, marked, rounds):
+    ways = comb(examples, marked)
     each = sum(
-        Fraction(k * k * comb(256, k) * comb(60000 - 256, marked - k), ways)
+        Fraction(k * k * comb(groups, k) * comb(examples - groups, marked - k), ways)
         for k in range(marked + 1)
     )
-    found = subsampled(60000, 256, 1, marked, 4687)
-    assert found.mean == pytest.approx(float(4687 * each), rel=3e-12)
+    found = subsampled(examples, groups, 1, marked, rounds)
+    assert found.mean == pytest.approx(float(rounds * each), rel=3e-12)
+    assert found.weights.sum() == pytest.approx(1, abs=1e-13)
 
 
 def test_repetition_is_convolution():

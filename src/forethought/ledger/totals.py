@@ -95,6 +95,8 @@ class TotalRule:
         held = {name: {one.name for one in fields(_PARTS[name])} for name in names & _PARTS.keys()}
         exact_keys(f"{kind} rule", known, (names - held.keys()).union(*held.values()))
         one_of("adjacency", known["adjacency"], ADJACENCIES)
+        if "order" in known:
+            real("order", known["order"], above=1)
         parts = {at: _PARTS[at](**{name: known.pop(name) for name in held[at]}) for at in held}
         return RULES[kind](**known, **parts)
 

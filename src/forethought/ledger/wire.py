@@ -40,6 +40,11 @@ def _same(value: Any) -> Any:
     return value
 
 
+def _nothing(value: Any) -> None:
+    if value is not None:
+        raise book.BookError("the service answers otherwise than a ledger does: check its address")
+
+
 _ACCOUNT: _Both = asdict, account_from
 _RESERVATION: _Both = (
     lambda held: {**vars(held), "charge": charge_values(held.charge)},
@@ -55,7 +60,7 @@ CALLS: dict[str, BookCall] = {
     "fits": BookCall(_same, bool),
     "reserve": BookCall(*_RESERVATION),
     "begin": BookCall(*_RESERVATION),
-    "mark": BookCall(_same, lambda _: None),
+    "mark": BookCall(_same, _nothing),
     "settle": BookCall(*_TOTAL),
     "end": BookCall(*_TOTAL, again=False),
     "reservation": BookCall(*_RESERVATION),

@@ -419,7 +419,7 @@ def calculate(
                 "growing samples are planned from epsilon alone: drop power, or drop earlier "
                 "phases and noise_multiplier"
             )
-        grown = _fewest_rounds(target, tail, sizes)
+        grown = _fewest_rounds(target, tail, k, sizes)
         return [Calculated(GROWING, f"fewest rounds of s_i ≈ q N i^{exponent:g}", grown)]
     try:
         phase = phase_calculator(N, k * N, target, earlier, noise_multiplier, tail, reading)
@@ -487,7 +487,9 @@ def _enough_rounds(found: RoundsCalculator, sizes: _Sizes) -> closed_form.Closed
         rounds = max(rounds + 1, math.ceil(needed))
 
 
-def _fewest_rounds(epsilon: float, delta: float, sizes: _Sizes) -> closed_form.ClosedForm:
+def _fewest_rounds(
+    epsilon: float, delta: float, epochs: float, sizes: _Sizes
+) -> closed_form.ClosedForm:
     """Theorem B.4 at the fewest rounds at which it holds."""
     sigma = closed_form.closed_form_sigma(epsilon, delta)
 
@@ -504,7 +506,7 @@ def _fewest_rounds(epsilon: float, delta: float, sizes: _Sizes) -> closed_form.C
     if found is None:
         raise CalculatorError(
             f"Theorem B.4 proves epsilon {epsilon} not even with {_MOST_ROUNDS:,} rounds: allow a "
-            f"larger epsilon, or fewer than {sizes(_MOST_ROUNDS).epochs:g} epochs"
+            f"larger epsilon, or fewer than {epochs:g} epochs"
         )
     return found
 

@@ -148,11 +148,9 @@ def proposition_2(
     """
     T, M = whole("rounds", rounds), real("smoothness", smoothness, above=0)
     goal = _goal(M, gap, radius, convexity)
-    printed = {
-        "a": 4 * M * goal.size / T,
-        "b": 4 * M * goal.size**2 / T,
-        "c": (1 - goal.share) ** T * goal.size,
-    }[goal.case]
+    printed = (1 - goal.share) ** T * goal.size
+    if goal.case != "c":
+        printed = 4 * M * (goal.size if goal.case == "a" else goal.size**2) / T
     return goal.bound("Proposition 2", printed, printed, "reads the gradient")
 
 

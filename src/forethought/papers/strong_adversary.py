@@ -154,7 +154,9 @@ def subsampled(examples: int, groups: int, size: int, marked: int, rounds: int) 
         return binomial(rounds, float(hits[1]))
     squares = np.arange(len(hits), dtype=float) ** 2
     kept = hits > 0
-    return SquaredHits(squares[kept], hits[kept], 0.0).repeated(rounds)
+    found = SquaredHits(squares[kept], hits[kept], 0.0).repeated(rounds)
+    # The rounding of the sum of ``hits`` grows with the rounds; what is cut off is far less.
+    return replace(found, weights=found.weights / np.sum(found.weights))
 
 
 def shuffled_epoch(examples: int, groups: int, size: int, marked: int) -> SquaredHits:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import brentq
-from scipy.special import wrightomega
+from scipy.special import lambertw
 
 from forethought.accounting import exact
 from forethought.accounting.exact import calibrate, noise_multiplier
@@ -638,11 +638,16 @@ def noise_at(
     root = math.exp(2 * (place - 0.5) * math.log(fall))
     if name == "geometric" or not optimal:
         return middle / math.sqrt(root)
-    # W(y) for y = √(w_t/ν)/2 = √w_t h e^h, with ν from σ in the middle. It is computed from log y
-    # (Wright's ω), since h is large where noise is small and y would overflow.
+    # W(y) for y = √(w_t/ν)/2 = √w_t h e^h, with ν from σ in the middle. It is computed from log y,
+    # since h is large where noise is small and y would overflow.
     half = 1 / (2 * middle**2)
     log = math.log(root) + math.log(half) + half
-    return 1 / math.sqrt(2 * float(wrightomega(log)))
+    if log < 500:  # Wright's ω of log y has other last bits, and agreements compare plans exactly
+        return 1 / math.sqrt(2 * float(lambertw(math.exp(log)).real))
+    w = log
+    for _ in range(6):  # Newton steps for w + ln w = log
+        w -= (w + math.log(w) - log) / (1 + 1 / w)
+    return 1 / math.sqrt(2 * w)
 
 
 # The change of sample size and noise over a run: fixed in the plan before anything is released.
