@@ -163,6 +163,8 @@ def _repeated(together: Array, grid: bool) -> tuple[int, float]:
     """
     if not grid:
         return len(together) - len(np.unique(together)), 0.5 * len(together) ** 2 * COLLISION
+    if len(together) < STRETCH:
+        return 0, 0.0
     keys = np.random.default_rng(0).integers(1, 2**63, STRETCH, dtype=np.uint64) | np.uint64(1)
     bits = (together + 0.0).view(np.uint64) >> np.uint64(8)
     hashed = sliding_window_view(bits, STRETCH) @ keys

@@ -1745,6 +1745,7 @@ def block_lengths(
     measured: Measured,
     allowed: float,
     largest: float,
+    most: float,
     precise: bool,
 ) -> list[int | None]:
     """The length of float32 blocks that keep the error in bounds, for each term; None: float64.
@@ -1752,36 +1753,46 @@ def block_lengths(
     Args:
         allowed: the largest allowed error of all sums together.
         largest: upper bound of every factor.
+        most: upper bound of every term's mass; ∞ if they have to be weighed.
         precise: True if everything is added in float64 anyway.
 
     Raises:
         ValueError: not even float64 keeps the error within ``allowed``.
     """
-    masses, reach = measured.weighted_masses(factors), measured.reach()
+    reach, longest = measured.reach(), max(1, *(term.added for term in held))
     # Underflow of a scaled number, times the number it is multiplied with, and of each product.
     small = [
         2 * term.added * term.breadth * (1 + far) for term, far in zip(held, reach, strict=True)
     ]
-    # Terms that cannot overflow in float32.
-    narrow = [
-        not precise and term.dtype == torch.float32 and max(mass, largest * far) < LARGE
-        for term, mass, far in zip(held, masses, reach, strict=True)
-    ]
+
+    def lost(at: int, length: int | None) -> float:
+        return _TINY[torch.float64 if length is None else torch.float32] * small[at]
+
+    def narrow(masses: Sequence[float]) -> list[bool]:
+        """True for each term that cannot overflow in float32."""
+        return [
+            not precise and term.dtype == torch.float32 and max(mass, largest * far) < LARGE
+            for term, mass, far in zip(held, masses, reach, strict=True)
+        ]
+
+    blocks = [longest if in_float32 else None for in_float32 in narrow([most] * len(held))]
+    off = max(term.off(length) for term, length in zip(held, blocks, strict=True))
+    if off * most + sum(lost(*block) for block in enumerate(blocks)) <= allowed:
+        return blocks
+    masses = measured.weighted_masses(factors)
 
     def error(at: int, length: int | None) -> float:
-        lost = _TINY[torch.float64 if length is None else torch.float32] * small[at]
-        return held[at].off(length) * masses[at] + lost
+        return held[at].off(length) * masses[at] + lost(at, length)
 
     def fits(blocks: Sequence[int | None]) -> bool:
         return math.hypot(*(error(*block) for block in enumerate(blocks))) <= allowed
 
-    longest, blocks = max(1, *(term.added for term in held)), []
     for length in (longest, *BLOCKS):
-        blocks = [length if in_float32 else None for in_float32 in narrow]
+        blocks = [length if in_float32 else None for in_float32 in narrow(masses)]
         if fits(blocks):
             return blocks
     # The sums with the largest errors go to float64 until the others fit.
-    for at in sorted(range(len(held)), key=lambda at: -error(at, BLOCKS[-1])):
+    for at in sorted(range(len(held)), key=lambda at: error(at, BLOCKS[-1]))[::-1]:
         blocks[at] = None
         if fits(blocks):
             return blocks
@@ -2021,7 +2032,9 @@ def weighed(
         if missing:
             scaling = torch.cat([scaling[:, :real], scaling.new_zeros(len(held), missing)], 1)
         allowed = clip_norm * (CHARGE / 2) * OWN * share
-        lengths = block_lengths(held, scaling, measured, allowed, largest, precise)
+        # Without cancellation no mass exceeds its contribution's norm, which is at most C.
+        most = scaling.shape[1] * clip_norm if measured.masses is None else math.inf
+        lengths = block_lengths(held, scaling, measured, allowed, largest, most, precise)
     total = measured.norms.total[:real]
     if not precise:
         # A finite norm beyond float32 must stay finite.

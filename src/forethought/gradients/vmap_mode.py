@@ -597,17 +597,17 @@ def handles(*functions: Any, always: bool = False) -> Callable[[Handler], Handle
     return register
 
 
+# Functions of several steps, each of which may have a rule; a rule of the whole goes first.
+PARTS: dict[Any, Callable[..., Any]] = {}
+
+
 def register_parts(parts: Callable[..., Any], *functions: Any) -> None:
     """Run calls of ``functions`` in the lanes as ``parts(mode, *args, **kwargs)``.
 
     ``parts`` must compute the same value for one example; the functions that it calls are
     intercepted too.
     """
-
-    @handles(*functions)
-    def handler(mode: VmapMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        with mode:
-            return parts(mode, *args, **kwargs)
+    PARTS.update(dict.fromkeys(functions, parts))
 
 
 @dataclass(frozen=True)
@@ -743,8 +743,12 @@ class VmapMode(TorchFunctionMode):
                 result = self._ruled(rule, func, args, kwargs)
                 if result is not NotImplemented:
                     return result
-            if not self._opens(func):
+            if func not in PARTS and not self._opens(func):
                 args, kwargs = self._written_out(func, args, kwargs)
+        parts = PARTS.get(func)
+        if parts is not None:
+            with self:
+                return parts(self, *args, **kwargs)
         # torch hands attention to a mode as a whole, and what is inside it must be intercepted.
         whole = func is F.multi_head_attention_forward
         if whole or (trained and func not in PHYSICAL and self._opens(func)):
@@ -913,7 +917,9 @@ class VmapMode(TorchFunctionMode):
         def repeated() -> list[Tensor]:
             return [value.detach().expand(self.size, *value.shape)]
 
-        def report(gradient: Tensor) -> list[None]:
+        def report(gradient: Tensor | None) -> list[None]:
+            if gradient is None:  # nothing came back: zero for every example
+                gradient = value.new_zeros(self.size, *value.shape)
             self._add(place, "any function", Dense(gradient.detach()))
             return [None]
 

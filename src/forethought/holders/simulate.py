@@ -147,13 +147,16 @@ class Simulation:
 
     def of_version(self, version: int, seconds: float, weights: Vector) -> None:
         """Note the accuracy of a federation's new model, if it is due."""
-        if self.test is not None and version % self.every == 0:
-            self.accuracies.append((seconds, self.accuracy(weights)))
+        if version % self.every == 0:
+            self._note(weights, seconds)
 
     def of_workers(self, count: int, seconds: float, workers: list[Machine]) -> None:
         """Note the accuracy of the workers' average at a count of updates."""
-        weights = simulator.average(workers)
-        self.accuracies.append((seconds, count, self.accuracy(weights)))
+        self._note(simulator.average(workers), seconds, count)
+
+    def _note(self, weights: Vector, *at: float) -> None:
+        if (accuracy := self.accuracy(weights)) is not None:
+            self.accuracies.append((*at, accuracy))
 
     @property
     def transcripts(self) -> tuple[Transcript, ...]:

@@ -286,7 +286,14 @@ class ClientTrainer:
             self.norms.append(float(noised.mean().norm()))
         if self.holder.gradients:
             self.noised = noised
-            vector = (noised.vector.cpu().double() / noised.round.divisor).float().numpy()
+            vector = np.empty(len(noised.vector), dtype=np.float32)  # without a copy in float64
+            np.divide(
+                noised.vector.cpu().numpy(),
+                noised.round.divisor,
+                out=vector,
+                dtype=np.float64,
+                casting="unsafe",
+            )
             if self.holder.gradients == "sums":
                 vector = noised.vector.double().cpu().numpy().view(np.float32)
         else:

@@ -145,6 +145,7 @@ class Workers(InProcess):
         engine: str = PROCESSES,
     ) -> None:
         super().__init__(shared, holders)
+        self._futures: dict[int, Future[dict[int, Result]]] = {}
         self._pools: list[Pool] = []
         self._held = contextlib.ExitStack()
         if engine != PROCESSES:
@@ -166,6 +167,14 @@ class Workers(InProcess):
         for pool in self._pools:
             pool.shutdown(cancel_futures=True)
         self._held.close()
+
+    def result(self, client: int) -> Result:
+        """The outcome of a client's work; all work that was begun goes to the processes now."""
+        if any(work.client == client for work in self._works):
+            works, self._works = self._works, []
+            for group in groups_of(works, self._clients):
+                self._futures |= dict.fromkeys((w.client for w in group), self._submit(group))
+        return self._futures.pop(client).result()[client]
 
     def _submit(self, group: Sequence[Work]) -> Future[dict[int, Result]]:
         block = block_of(group[0].client, self._clients)

@@ -233,22 +233,9 @@ class _Member:
     def of(
         cls, request: JobRequest, agreed: holders.Agreed, me: int, out: Path, data_dir: Path | None
     ) -> _Member:
-        """The member with the records that it brings, or its share of the job's data.
-
-        All members divide the job's data in the same way. For records that it brings, ``[ledger]``
-        of the job is asked whether it knows them, unless ``out`` has a reservation already.
-        """
-        section = holders.section_of(request.job, agreed.CALLED)
-        if section.brings_own:
-            folder = _own_table(section, agreed, me, "folder")
-            source = data_dir or (None if folder is None else (request.folder or Path()) / folder)
-            loaded = load_job(request, source)
-            own = loaded.dataset
-            if not (out / RESERVATION).is_file():
-                request.job.recognise(source, own)
-        else:
-            loaded, parts = holders.deal(request, section, data_dir)
-            own = share_of(loaded.dataset, parts[me])
+        """The member with its own records; see :func:`own_records`."""
+        section, name = holders.section_of(request.job, agreed.CALLED), agreed.names[me]
+        loaded, own = own_records(request, section, me, name, data_dir, out)
         return cls(agreed, me, out, loaded, own, SharedModel(module_of(loaded)))
 
     @property
@@ -259,7 +246,7 @@ class _Member:
     @property
     def allowed(self) -> float | None:
         """The largest ε that its own job allows: its table's, or the budget's."""
-        found: float | None = _own_table(self.section, self.agreed, self.me, "epsilon")
+        found: float | None = _own_table(self.section, self.agreed.names[self.me], "epsilon")
         return found or self.loaded.request.job.budget.epsilon
 
     def terms(self) -> Any:
@@ -302,9 +289,32 @@ class _Member:
         return took
 
 
-def _own_table(section: Any, agreed: Any, me: int, key: str) -> Any:
+def own_records(
+    request: JobRequest,
+    section: holders.Section,
+    place: int,
+    name: str,
+    data_dir: Path | None,
+    out: Path,
+) -> tuple[Loaded, Dataset]:
+    """The job and a member's own records: those it brings, or its share of the job's data.
+
+    All members divide the job's data in the same way. For records that it brings, ``[ledger]`` of
+    the job is asked whether it knows them, unless ``out`` has a reservation already.
+    """
+    if not section.brings_own:
+        loaded, parts = holders.deal(request, section, data_dir)
+        return loaded, share_of(loaded.dataset, parts[place])
+    folder = _own_table(section, name, "folder")
+    own = data_dir or (None if folder is None else (request.folder or Path()) / folder)
+    loaded = load_job(request, own)
+    if not (out / RESERVATION).is_file():
+        request.job.recognise(own, loaded.dataset)
+    return loaded, loaded.dataset
+
+
+def _own_table(section: Any, name: str, key: str) -> Any:
     """A key of a member's own table in its job; None where there is no such table."""
-    name = agreed.names[me]
     return next((getattr(table, key) for table in section.tables if table.name == name), None)
 
 

@@ -1040,17 +1040,19 @@ class Checkpointer:
         if max(ReleasedRounds.peek(self.folder.checkpoint), default=-1) >= saved.round:
             require_same_environment(saved.values["environment"], self._fixed["environment"])
         context, before = saved.values["context"], saved.values["watched"]
-        if changed := _differing(before, self._fixed["watched"]):
+        now = self._fixed["watched"]
+        if changed := {*_differing(before, now), *(now.keys() - before.keys())}:
             context = digest(self._fixed["watched"]).rpartition(":")[2]
             warnings.warn(
-                f"changed since the run began: {', '.join(changed)}. Rounds after the last "
+                f"changed since the run began: {', '.join(sorted(changed))}. Rounds after the last "
                 "checkpoint are released a second time, with noise of their own, and the statement "
                 "accounts for it. To avoid that stop, set it back and resume again",
                 stacklevel=2,
             )
         self._fixed["context"] = context
-        for path in filter(_half_written, list(self.folder.checkpoint.iterdir())):
-            path.unlink()
+        for place in (self.folder.checkpoint, self.folder.path):
+            for path in filter(_half_written, list(place.iterdir())):
+                path.unlink()
         self._released = ReleasedRounds(self.folder.checkpoint)
         self._schedule(0.0)
 

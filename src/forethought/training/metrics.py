@@ -847,6 +847,8 @@ def measured(
         answers = HeldOutAnswers(targets.astype(np.float64), likely, (values > 0).astype(float))
     else:
         task, rule, each = "classification", decisions or Decisions(), np.eye(values.shape[1])
+        if (targets < 0).any():
+            raise ValueError("the targets have a negative class: number the classes from 0")
         both = rule.shares(values), each[rule.chosen(values)]
         answers = HeldOutAnswers(each[targets], *both, True, rule.costs)
     nothing = without_a_model(answers)

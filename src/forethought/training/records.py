@@ -175,8 +175,13 @@ def require_fit(
     if targets.is_floating_point() and not bool(torch.isfinite(targets).all()):
         raise ValueError(f"targets in {name} are not finite: drop these records, or mend them")
     pieces = torch.split(records.inputs, max(1, _NUMBERS // max(1, records.inputs[:1].numel())))
-    rows = (some.reshape(len(some), -1) for some in pieces)
-    if count := sum(int((~torch.isfinite(some)).any(1).sum()) for some in rows):
+    # A sum in float64, which float32 values cannot overflow, is finite where all of them are.
+    doubtful = (
+        some.reshape(len(some), -1)
+        for some in (pieces if records.inputs.is_floating_point() else ())
+        if not bool(torch.isfinite(some.sum(dtype=torch.float64)))
+    )
+    if count := sum(int((~torch.isfinite(some)).any(1).sum()) for some in doubtful):
         warnings.warn(
             f"{count} of {len(records)} records in {name} hold features that are not finite "
             "(NaN or infinite): they will contribute nothing. Fill or drop them beforehand",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import takewhile
@@ -285,7 +284,8 @@ class Loop:
 
     def restore(self, saved: Checkpoint) -> None:
         """Restore the state of :meth:`checkpoint`."""
-        owned: defaultdict[str, dict[str, torch.Tensor]] = defaultdict(dict)
+        owners = ("model", "average", "optimizer", "filter", "noise")
+        owned: dict[str, dict[str, torch.Tensor]] = {owner: {} for owner in owners}
         for key, tensor in saved.tensors.items():
             owner, _, name = key.partition("/")
             owned[owner][name] = tensor
@@ -812,7 +812,9 @@ def _kept(
     }
     checkpointer = Checkpointer(folder, task.plan, keys, {**fixed, **settings})
 
-    first = loop.checkpoint() if saved is None else None  # of shards, by all processes together
+    # A checkpoint of shards is made by all processes together.
+    makes = saved is None and (team.leads or shards_of(task.model) is not None)
+    first = loop.checkpoint() if makes else None
 
     def begin() -> bytes:
         if first is not None:
