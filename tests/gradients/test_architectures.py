@@ -756,6 +756,26 @@ def custom_autograd_function() -> Case:
     return Run(forward, one=nn.Linear(4, 3), weight=randn(2, 3) / 3), randn(B, 4)
 
 
+class _Stretch(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(weight)
+        return x * weight
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        (weight,) = ctx.saved_tensors
+        return gradient * weight, None
+
+
+@architecture
+def custom_autograd_function_without_a_gradient_of_the_weight() -> Case:
+    def forward(m: Any, x: Tensor) -> Tensor:
+        return _Stretch.apply(m.one(x), m.weight) + 0 * m.weight
+
+    return Run(forward, one=nn.Linear(4, 3), weight=randn(3)), randn(B, 4)
+
+
 @architecture
 def branch_on_the_data() -> Case:
     def forward(m: Any, x: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 
 import pytest
@@ -141,6 +142,37 @@ def test_a_rule_for_a_function_of_ones_own() -> None:
         assert rows["scale"].rules == "scaled shift"
     finally:
         del RULES[scaled_shift]
+
+
+def test_a_rule_for_a_recurrent_cell_goes_before_its_steps() -> None:
+    calls: list[Use] = []
+
+    def gradients(use: Use) -> Iterator[tuple[str, Term]]:
+        calls.append(use)
+        x, h = use.saved["input"], use.saved["hx"]
+        w, v, a, b = (use.parameters[name] for name in names[2:])
+        inner = use.gradient * (1 - torch.tanh(F.linear(x, w, a) + F.linear(h, v, b)).square())
+        yield "w_ih", Dense(inner.mT @ x)
+        yield "w_hh", Dense(inner.mT @ h)
+        yield "b_ih", Dense(inner.sum(1))
+        yield "b_hh", Dense(inner.sum(1))
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.cell = nn.RNNCell(4, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.cell(x)
+
+    names = ("input", "hx", "w_ih", "w_hh", "b_ih", "b_hh")
+    register(Rule("own cell", names, names[2:], names[:2], gradients), torch.rnn_tanh_cell)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", SlowGradientsWarning)
+            assert close(Model(), randn(5, 4), randn(5)) and calls
+    finally:
+        del RULES[torch.rnn_tanh_cell]
 
 
 def test_registering_nothing_is_refused() -> None:

@@ -208,3 +208,15 @@ def test_a_folder_that_holds_something_else_keeps_it(tmp_path: Path) -> None:
         run(federation(), out=tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["model.safetensors"]
     assert (tmp_path / "model.safetensors").read_bytes() == b"of a run"
+
+
+@pytest.mark.parametrize("rule", ["synchronous", "asynchronous"])
+def test_a_regression_has_no_accuracies(rule: str, tmp_path: Path) -> None:
+    def squares(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return (outputs - targets).square().sum(1)
+
+    records = [(inputs, inputs[:, :2]) for inputs, _ in shares()]
+    found = simulate(
+        model(), records, federation(rule), TIMES, seeds=SEEDS, loss=squares, test=records[0]
+    )
+    assert found.accuracies == ()

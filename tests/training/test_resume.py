@@ -107,6 +107,14 @@ def test_unseeded_runs_resume_to_one_end(stopped: Path, tmp_path: Path) -> None:
     assert ends[0].statement.mechanism == plan().mechanism
 
 
+def test_a_half_written_file_of_a_killed_run_is_gone_after_it_goes_on(stopped: Path) -> None:
+    left = [stopped / ".model.safetensors.1.part", stopped / "checkpoint" / ".state.1.part"]
+    for path in left:
+        path.write_bytes(b"half")
+    train(nn.Linear(4, 2), data(), plan(), test=data(1), out=stopped, resume=True)
+    assert not any(path.exists() for path in left)
+
+
 def with_a_hook() -> nn.Module:
     model = nn.Linear(4, 2)
     model.register_forward_hook(lambda module, inputs, outputs: 2 * outputs)
