@@ -25,15 +25,16 @@ def on_first_use(
     Args:
         scope: ``globals()`` of the module.
         held: modules, relative to its package, → their names, with spaces between them. The names
-            of ``""`` are modules themselves.
+            of ``""`` are modules themselves, and so are the modules that have names.
     """
     homes = {name: home for home, names in held.items() for name in names.split()}
 
     def load(name: str) -> Any:
-        if name not in homes:
+        if name not in homes and name not in held:
             raise AttributeError(f"module {scope['__name__']!r} has no attribute {name!r}")
-        home = import_module(f".{homes[name] or name}", scope["__package__"])
-        return getattr(home, name) if homes[name] else home
+        module = homes.get(name, "")
+        home = import_module(f".{module or name}", scope["__package__"])
+        return getattr(home, name) if module else home
 
     return sorted(homes), load, lambda: sorted({*scope, *homes})
 

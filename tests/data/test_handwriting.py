@@ -68,7 +68,7 @@ def test_each_image_is_deskewed_by_itself_and_an_empty_one_stays_empty():
         assert torch.equal(deskewed(images[index : index + 1])[0], together[index])
     assert together[1].abs().max() == 0
     with pytest.raises(ValueError, match="images"):
-        features.features_of(torch.zeros(1, 3, 28, 28), "deskewed")
+        deskewed(torch.zeros(1, 3, 28, 28))
 
 
 @pytest.mark.parametrize("name", ["deskewed", "handwriting"])

@@ -17,7 +17,6 @@ import torch
 from numpy.typing import NDArray
 
 from drawn import rand, randn
-from forethought.data import features_of
 from forethought.data.scattering import channels, group_normalised, scatter
 
 FIXTURE = Path(__file__).parent / "scattering_kymatio.npz"
@@ -105,9 +104,11 @@ def test_normalisation_stays_within_each_example() -> None:
 
 def test_refuses_what_is_no_image() -> None:
     with pytest.raises(ValueError, match=r"\(N, C, H,"):
-        features_of(torch.zeros(3, 28, 28), "scattering")
+        scatter(torch.zeros(3, 28, 28))
     with pytest.raises(ValueError, match="than 4 pixels"):
-        features_of(torch.zeros(1, 1, 4, 28), "scattering")
+        scatter(torch.zeros(1, 1, 4, 28))
+    with pytest.raises(ValueError, match="at least 1"):
+        scatter(torch.zeros(1, 1, 28, 28), scales=0)
 
 
 def test_no_images_have_no_features() -> None:

@@ -263,7 +263,8 @@ def utility(
     if figure is not None:
         output.show_files(draw_utility(graph, figure, tolerance))
     output.json(graph.to_dict)
-    terminal.show_utility(output.console, graph, tolerance)
+    if not output.as_json:  # no pair may meet the tolerance
+        terminal.show_utility(output.console, graph, tolerance)
 
 
 @command.app.command(

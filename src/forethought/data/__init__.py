@@ -14,5 +14,6 @@ _HELD = {
     "features": "features_of",
     "files": "DataError TableFormat",
     "sources": "load names",
+    "tables": "",
 }
 __all__, __getattr__, __dir__ = on_first_use(globals(), _HELD)

@@ -99,10 +99,15 @@ def deep_patch_features(
         it slightly smaller.
 
     Raises:
-        ValueError: no place.
+        ValueError: another shape, or no place.
     """
     if not places:
         raise ValueError("places is empty: give at least one place, such as (0, 0)")
+    if not suits(tuple(images.shape)):
+        raise ValueError(
+            f"deep patch features take images (N, 1 or 3, H, W) of {LEAST} to {patches.MOST} "
+            f"pixels a side, not shape {tuple(images.shape)}: resize them first"
+        )
     known = (evened_out or components)(images.shape[1])
     out = torch.empty(len(images), CHANNELS, GRID, GRID)
     with patches.exact_products():
@@ -315,6 +320,9 @@ def shifted_patch_features(images: torch.Tensor, *, chunk: int = 64) -> torch.Te
     Returns:
         float32, (N, 1280, 4, 4), each image of norm 1 before truncation to eight bits, which makes
         it slightly smaller.
+
+    Raises:
+        ValueError: another shape.
     """
     return deep_patch_features(images, chunk=chunk, places=SHIFTS, evened_out=evened_components)
 

@@ -131,7 +131,12 @@ def deskewed(images: torch.Tensor) -> torch.Tensor:
 
     Returns:
         float32 of the same shape, interpolated between pixels; borders are filled with ground.
+
+    Raises:
+        ValueError: another number of channels or dimensions.
     """
+    if images.ndim != 4 or images.shape[1] != 1:
+        raise ValueError(f"deskewing takes images (N, 1, H, W), not shape {tuple(images.shape)}")
     out = torch.empty_like(images)
     for start in range(0, len(images), _PART):
         part = images[start : start + _PART]

@@ -84,7 +84,15 @@ def patch_features(images: torch.Tensor, *, chunk: int = 8) -> torch.Tensor:
     Returns:
         float32, (N, 1024, 4, 4), each image of norm 1 before truncation to eight bits, which makes
         it slightly smaller.
+
+    Raises:
+        ValueError: another shape.
     """
+    if not suits(tuple(images.shape)):
+        raise ValueError(
+            f"patch features take images (N, 1 or 3, H, W) of {LEAST} to {MOST} pixels a side, "
+            f"not shape {tuple(images.shape)}: resize them first"
+        )
     known = constants(images.shape[1])
     out = torch.empty(len(images), CHANNELS, GRID, GRID)
     with exact_products():

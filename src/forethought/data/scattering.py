@@ -49,7 +49,7 @@ def scatter(
     """Scattering coefficients of every plane of every image.
 
     Args:
-        images: float32, (N, C, H, W), with sides of more than 2^J pixels.
+        images: float32, (N, C, H, W).
         scales: J; the average spans about 2^J pixels and the result is 2^J times coarser.
         angles: L, the number of wavelet directions.
         chunk: planes transformed at a time. It bounds memory and changes nothing else.
@@ -57,8 +57,20 @@ def scatter(
     Returns:
         float32, (N, C · channels(J, L), H // 2^J, W // 2^J). For each plane of the image: order 0,
         order 1 by (scale, angle), order 2 by (scale, angle, coarser scale, angle).
+
+    Raises:
+        ValueError: not four dimensions, or a side of at most 2^J pixels.
     """
+    if images.ndim != 4:
+        raise ValueError(f"scattering takes images (N, C, H, W), not shape {tuple(images.shape)}")
+    if scales < 1 or angles < 1 or chunk < 1:
+        raise ValueError("scales, angles and chunk must be at least 1")
     N, C, H, W = images.shape
+    if min(H, W) <= 2**scales:
+        raise ValueError(
+            f"scattering over {scales} scales needs images of more than {2**scales} pixels a side, "
+            f"not {H} × {W}: use fewer scales or larger images"
+        )
     filters = _Filters(H, W, scales, angles)
     planes = images.to(torch.float32).reshape(N * C, H, W)
     out = torch.empty(N * C, channels(scales, angles), *filters.coarse, dtype=torch.float32)

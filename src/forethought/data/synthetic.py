@@ -59,7 +59,7 @@ def like(
     """
     sides = tuple(whole("each side of shape", side) for side in shape)
     classes = None if classes is None else whole("classes", classes, least=2)
-    examples, noise = whole("examples", examples), real("noise", noise, least=0)
+    examples = whole("examples", examples)
     tested = max(classes or 2, examples // 5) if test is None else whole("test", test)
     match sides:
         case (features,) if classes is None:
@@ -98,6 +98,7 @@ def clusters(
     Returns:
         inputs float32 (examples, features), targets int64 (examples,).
     """
+    noise = real("noise", noise, least=0)
     random = np.random.default_rng([seed, 0])
     centres = random.standard_normal((classes, features))
     centres *= 3.5 / np.linalg.norm(centres, axis=1, keepdims=True)
@@ -115,6 +116,7 @@ def slopes(examples: int, features: int, *, noise: float = 1.0, seed: int = 0) -
     Returns:
         inputs float32 (examples, features), targets float32 (examples,).
     """
+    noise = real("noise", noise, least=0)
     random = np.random.default_rng([seed, 2])
     inputs = random.uniform(-1, 1, (examples, features))
     bent = random.random(features) < 0.5
@@ -140,6 +142,7 @@ def images(
     Returns:
         inputs float32 (examples, *shape), targets int64 (examples,).
     """
+    noise = real("noise", noise, least=0)
     channels, height, width = shape
     random = np.random.default_rng([seed, 1])
     scale = max(1.0, min(height, width) / 8)

@@ -67,10 +67,12 @@ class _PrivateNetwork(PrivateEstimator):
                 f"outputs that makes one, not {type(self.module).__name__}"
             )
         outputs = 1 if isinstance(self, RegressorMixin) else len(self.classes_)
-        with turns, torch.random.fork_rng(devices=(), enabled=seed is not None):
-            if seed is not None:
-                torch.manual_seed(seed)
+        if seed is None:
             made = self.module(self.n_features_in_, outputs)
+        else:
+            with turns, torch.random.fork_rng(devices=()):
+                torch.manual_seed(seed)
+                made = self.module(self.n_features_in_, outputs)
         if not isinstance(made, torch.nn.Module):
             raise TypeError(f"module made {type(made).__name__}, not a torch module")
         return made

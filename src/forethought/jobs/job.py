@@ -296,7 +296,8 @@ class _ValueTable(_Section):
 
     @model_validator(mode="after")
     def _known(self) -> Self:
-        assert self.value is not None
+        if self.made in (Delay, Sizes):  # the others are judged when a federation is planned
+            _ = self.value
         return self
 
 

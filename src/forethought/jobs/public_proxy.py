@@ -149,6 +149,11 @@ class ComparedModel:
     noise_to_signal: float
     rehearsal: Rehearsal
 
+    @property
+    def noise(self) -> float:
+        """``noise_to_signal`` by its former name."""
+        return self.noise_to_signal
+
 
 @dataclass(frozen=True)
 class Comparison:

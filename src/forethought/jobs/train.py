@@ -95,7 +95,7 @@ class Proposal:
         epsilon = exact.epsilon(plan.mechanism, plan.delta, plan.records_per_person)
         return {
             "plan": plan.to_dict(),
-            "epsilon": plain(epsilon),
+            "epsilon": {"lower": epsilon.lower, "upper": epsilon.upper, "reason": epsilon.reason},
             "neighbours": plain(self.alternatives),
             **({} if self.front is None else self.front.to_dict()),
             **without_none({"seconds": self.seconds, "memory": self.cost and self.cost.memory}),
