@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from safetensors.torch import save_file
 
 from forethought.data import Dataset
 from forethought.data.synthetic import share_of
@@ -330,6 +329,7 @@ def _accuracy(loaded: Loaded, shared: SharedModel, loss: Loss | None = None) -> 
 
 def _save_model(shared: SharedModel, out: Path) -> None:
     """Write the model's weights into a folder, atomically."""
+    from safetensors.torch import save_file
 
     part = out / f".{MODEL}.part"
     save_file(shared.model.state_dict(), str(part))
