@@ -121,7 +121,7 @@ def test_rounds_are_left_out_forwards_only_and_only_by_phases() -> None:
     for round in (4, 2, 0):
         with pytest.raises(RoundError, match="round 5 is"):
             one.compute(round, start)
-    again = ClientTrainer(one.shared, one.holder, one.state())
+    again = ClientTrainer(one.shared, one.holder, state=one.state())
     assert again.transcript.next == 5
     with pytest.raises(RoundError, match="round 0 is"):
         trainer(skips=False).compute(1, start)

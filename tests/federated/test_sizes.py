@@ -259,7 +259,7 @@ def test_the_sum_is_divided_as_planned_whatever_the_size() -> None:
     chosen = trainer.noised.round
     assert (chosen.divisor, chosen.sampling) == (20.0, ft.Poisson(0.9))
     np.testing.assert_allclose(trainer.norms, [np.linalg.norm(found.vector)], rtol=1e-6)
-    again = ClientTrainer(trainer.shared, trainer.holder, trainer.state())
+    again = ClientTrainer(trainer.shared, trainer.holder, state=trainer.state())
     assert again.norms == trainer.norms
     # The noise of another size is another one: it is bound to the round as it is.
     other = trained()

@@ -103,9 +103,9 @@ class Simulation:
             holders = self.holders
             if sums:
                 holders = [replace(one, gradients="sums") for one in holders]
-            known = self.shared, holders, states
             if not self.workers:
-                return InProcess(*known)
+                return InProcess(self.shared, holders, states=states)
+            known = self.shared, holders, states
             return self.held.enter_context(Workers(self.workers, *known, self.engine))
 
         return self.recorded(make)

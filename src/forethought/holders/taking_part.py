@@ -197,7 +197,7 @@ class _Part:
             self.witness = MemberWitness(share.witness, agreed.run_id, me)
             self.witness.require(state.updates)
         brought = share.records, share.loss, own.secrets, share.micro_batch
-        self.trainer = ClientTrainer(shared, Holder.of(agreed, me, *brought), state.state)
+        self.trainer = ClientTrainer(shared, Holder.of(agreed, me, *brought), state=state.state)
         self._randomness = randomness_of(own, agreed.plan(me))
 
     def took(

@@ -16,6 +16,7 @@ import torch
 from forethought.holders.cluster import Actors, cluster
 from forethought.holders.simulator import HolderError, Result, Work
 from forethought.holders.trainer import ClientTrainer, Holder, SharedModel, compute_together
+from forethought.values.mechanism import LocalRounds
 
 # Trainers in this process; clients with the same weights compute together.
 PROCESSES = "processes"
@@ -59,6 +60,7 @@ class InProcess:
     Args:
         shared: the model of all clients.
         holders: of the clients, by place in the roster.
+        local_rounds, gradients: in place of theirs; None: as they say.
         states: of earlier trainers, for clients that continue from them.
         clients: number of all clients; default: the number of holders.
     """
@@ -67,10 +69,14 @@ class InProcess:
         self,
         shared: SharedModel,
         holders: Sequence[Holder] | Mapping[int, Holder],
+        local_rounds: LocalRounds | None = None,
+        *,
+        gradients: bool | str | None = None,
         states: Mapping[int, bytes] | None = None,
         clients: int | None = None,
     ) -> None:
         self._shared, self._holders = shared, holders
+        self._local_rounds, self._gradients = local_rounds, gradients
         self._states = dict(states or {})
         self._clients = len(holders) if clients is None else clients
         self._works: list[Work] = []
@@ -115,7 +121,9 @@ class InProcess:
         trainer = self._made.get(client)
         if trainer is None:
             known = self._states.pop(client, b"")
-            trainer = ClientTrainer(self._shared, self._holders[client], known)
+            how: dict[str, Any] = {"gradients": self._gradients, "state": known}
+            own = self._holders[client]
+            trainer = ClientTrainer(self._shared, own, self._local_rounds, **how)
             self._made[client] = trainer
         return trainer
 
@@ -157,7 +165,7 @@ class Workers(InProcess):
                 if block_of(client, len(holders)) % count == rank
             }
             known = {client: state for client, state in (states or {}).items() if client in own}
-            make = partial(InProcess, shared, own, known, len(holders))
+            make = partial(InProcess, shared, own, states=known, clients=len(holders))
             self._pools.append(processes(1, make, engine))
 
     def __enter__(self) -> Workers:
