@@ -309,6 +309,12 @@ def test_a_plan_is_rehearsed_weighed_and_taken_from_a_utility_graph(
     assert status == 2  # the job's own data, unless its leak is accepted
     assert "leaks" in err
     assert forethought(*utility, "--leaks", "accept")[0] == 0
+    # Without a pair that is good enough, the graph is still told.
+    status, out, err = forethought(
+        *["utility", job, "--clip-norm", "1", "--noise-multiplier", "900", *training],
+        *["--tolerance", "0.001", "--leaks", "accept", "--json"],
+    )
+    assert (status, err) == (0, "") and json.loads(out)
     job.write_text(JOB.replace("rounds = 5\n", ""))
     status, out, err = forethought(
         *["plan", job, "--utility", "graph.json", "--tolerance", "0.99", "--json"]

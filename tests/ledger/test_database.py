@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy import text
@@ -22,6 +23,7 @@ from sqlalchemy import text
 from forethought.ledger import migrations
 from forethought.ledger.book import Account, BookError, Charge
 from forethought.ledger.database import TABLES, address, connected
+from forethought.ledger.migrations.versions import v0001
 from forethought.ledger.store import Store, create, open_book
 from forethought.values.mechanism import Budget
 from trials.ledger import Server
@@ -70,6 +72,37 @@ def test_migrations_make_the_tables_that_are_used(url: str, book: Store) -> None
         )
         assert compare_metadata(context, TABLES) == []
     engine.dispose()
+
+
+# Version 1, as books hold it: who changes a table adds a version, and leaves this as it is.
+FIRST = {
+    "accounts": "data TEXT key|account TEXT|rule TEXT",
+    "entries": "number BIGINT key|kind TEXT|content TEXT|previous TEXT unique|hash TEXT unique|"
+    "call TEXT unique|signature TEXT null",
+    "head": "id BIGINT key|number BIGINT|hash TEXT|at TEXT",
+    "persons": "data TEXT key >accounts.data|scheme TEXT key|person BLOB key|part TEXT|"
+    "entry BIGINT",
+    "reservations": "number BIGINT key|data TEXT index >accounts.data|charge TEXT|costs TEXT|"
+    "status TEXT|actor TEXT|purpose TEXT|run TEXT null|mark BIGINT|released BIGINT null|at TEXT",
+    "sums": "data TEXT key >accounts.data|part TEXT key|sums TEXT|persons BIGINT",
+    "tokens": "name TEXT key|role TEXT|hash TEXT unique|revoked BOOLEAN",
+}
+
+
+def test_the_first_version_makes_the_tables_that_its_books_have() -> None:
+    def words(column: sa.Column[Any]) -> str:
+        flags = {
+            "key": column.primary_key,
+            "null": column.nullable,
+            "unique": column.unique,
+            "index": column.index,
+        }
+        names = [name for name, held in flags.items() if held]
+        names += [f">{key.target_fullname}" for key in column.foreign_keys]
+        return " ".join([column.name, str(column.type), *names])
+
+    found = {name: "|".join(map(words, one.columns)) for name, one in v0001.TABLES.tables.items()}
+    assert found == FIRST
 
 
 def test_an_older_book_is_migrated_when_asked_and_a_newer_one_refused(

@@ -20,6 +20,7 @@ import secrets
 import sys
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -173,7 +174,7 @@ def grpc_stream(roster: Roster, keys: Keys, address: str) -> driving.Connect:
     return stream_to(SERVICE, roster, keys, address)
 
 
-class _Streams:
+class _Streams(ABC):
     """A member's open streams, one with each other member, in which both send frames.
 
     Args:
@@ -256,11 +257,13 @@ class _Streams:
         finally:
             outbox.close()
 
+    @abstractmethod
     def _received(self, data: bytes, place: int) -> None:
-        raise NotImplementedError
+        """Take a frame from a member."""
 
     def _ended(self, place: int) -> None:
-        """Called when a member has closed its stream; a killed one does not get here."""
+        """Note that a member has closed its stream; a killed one does not get here."""
+        return
 
     async def _stop(self, seconds: float) -> None:
         if self._server is not None:

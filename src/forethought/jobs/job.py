@@ -294,10 +294,13 @@ class _ValueTable(_Section):
         """The value; raises a ValueError for an invalid one."""
         return self.made(**self.model_dump())
 
+
+class _JudgedTable(_ValueTable):
+    """One that is judged when it is read; the others are when a federation is planned."""
+
     @model_validator(mode="after")
     def _known(self) -> Self:
-        if self.made in (Delay, Sizes):  # the others are judged when a federation is planned
-            _ = self.value
+        _ = self.value
         return self
 
 
@@ -323,7 +326,7 @@ class RobustTable(_ValueTable):
     bound: _Float | None = Field(default=None, gt=0)
 
 
-class DelayTable(_ValueTable):
+class DelayTable(_JudgedTable):
     """``[federation.delay]``: the largest lead of a client's round over the newest model."""
 
     made = Delay
@@ -332,7 +335,7 @@ class DelayTable(_ValueTable):
     most: _Int = Field(default=1, ge=0)
 
 
-class SizesTable(_ValueTable):
+class SizesTable(_JudgedTable):
     """``[federation.sizes]``: the rule by which clients choose sample sizes within a filter."""
 
     made = Sizes

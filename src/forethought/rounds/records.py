@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence, Sized
 from typing import Any, Protocol
 
@@ -122,7 +123,7 @@ def digest_of(tensors: Sequence[torch.Tensor], key: bytes, structure: str = "") 
     return state.hexdigest()
 
 
-class MappedRecords:
+class MappedRecords(ABC):
     """Records whose batches are computed from those of others, row by row.
 
     A subclass says how, in ``_mapped``.
@@ -141,8 +142,9 @@ class MappedRecords:
         inputs, targets = self._records.take(indices)
         return (None, None) if inputs is None else self._mapped(inputs, targets)
 
+    @abstractmethod
     def _mapped(self, inputs: Any, targets: Any) -> tuple[Any, Any]:
-        raise NotImplementedError
+        """The batch of these records, from the other's."""
 
     def digest(self, key: bytes) -> str:
         return self._records.digest(key)
