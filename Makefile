@@ -48,6 +48,8 @@ lint: .venv/installed-test
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python .ci/mutants.py --bound
+	$(BIN)/python tools/options.py --check
+	$(BIN)/python tools/papers.py --check
 
 # The site, in build/site; a broken link or reference is an error.
 docs: .venv/installed-test

@@ -131,6 +131,34 @@ def test_whole_plans_are_sensible_at_both_ends(examples: int, epsilon: float) ->
     assert ft.epsilon(plan.mechanism, plan.delta).upper <= epsilon
 
 
+@pytest.mark.parametrize("epsilon", [0.5, 1.0, 2.0, 8.0])
+@pytest.mark.parametrize(("examples", "epochs"), [(20_000, 6), (60_000, 2), (60_000, 20)])
+def test_long_steps_of_a_network_are_divided_among_the_passes(
+    epsilon: float, examples: int, epochs: int
+) -> None:
+    asked = {"examples": examples, "budget": ft.Budget(epsilon, 1e-6), "epochs": epochs}
+    plan = ft.plan(**asked, parameters=44_426)
+    step = defaults.path_length(plan, Trained(44_426)) / plan.rounds
+    assert step <= defaults.DIVIDED_STEP * 1.01 or plan.batch == defaults.BATCH
+    assert plan.epochs == pytest.approx(epochs, rel=0.01)
+    long = ft.plan(**asked, learning_rate=1.0)
+    assert long.rounds <= plan.rounds
+    if epsilon == 8:
+        assert long.rounds < plan.rounds / 3
+        linear = ft.plan(**asked, parameters=510, features=50, feature_norm=4.0)
+        assert linear.rounds == long.rounds
+
+
+def test_a_known_networks_long_steps_are_divided_where_nothing_is_said() -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(20, 60), torch.nn.ReLU(), torch.nn.Linear(60, 5))
+    asked = {"examples": 30_000, "budget": ft.Budget(4.0, 1e-6)}
+    plan, unknown = ft.plan(**asked, model=model, shape=(20,)), ft.plan(**asked)
+    assert unknown.rounds == defaults.ROUNDS < plan.rounds <= defaults.MOST_DIVIDED
+    assert plan.batch >= defaults.BATCH
+    assert ft.plan(**asked, model=model, shape=(20,), rounds=40).rounds == 40
+
+
 def test_a_given_clip_norm_is_kept_and_scales_the_step() -> None:
     budget = ft.Budget(1.0, 1e-5)
     wide = ft.plan(examples=10_000, budget=budget, clip_norm=2.0, parameters=5_000)

@@ -296,7 +296,8 @@ def _variance(plan: Plan) -> float:
 #   (:mod:`forethought.planning.plan_request`) the norm is the noise that it tolerates, which
 #   :attr:`~forethought.planning.plan_request.PlanRequest.size` converts into a number of weights.
 # - *Rounds.* With σ/q near its limit ν does not depend on T, and from 50 rounds on accuracy does
-#   not either: :data:`ROUNDS`.
+#   not either: :data:`ROUNDS`. A network takes more rounds where its steps would be longer than
+#   :data:`DIVIDED_STEP`, in as many passes.
 # - *Batch.* ν falls with q towards its limit. A larger batch never costs accuracy, only gradients:
 #   the batch is the smallest whose ν is within :data:`WASTE` of the limit, or half of what the
 #   longest path can use. At least :data:`BATCH` (a smaller one saves no time), at least one pass,
@@ -318,6 +319,9 @@ ROUNDS = 200
 FEWEST_ROUNDS = 50
 NOISE = 30.0
 STEP = 30.0
+# Longer steps of a network are divided into more rounds, up to so many, where nobody gave their
+# number. Chosen on perceptrons and LeNet-5 (experiments/defaults/epochs.md).
+DIVIDED_STEP, MOST_DIVIDED = 8.0, 1_000
 # The factor on that noise, in a network's weights or a linear model's scores, where the outputs are
 # values in [−1, 1] and not scores of classes: every prediction then shows the noise. Chosen on the
 # first tables of experiments/tables/values.py.
@@ -575,20 +579,37 @@ def longest_rate_of_squares(feature_norm: float, momentum: float = 0.0) -> float
     return 0.75 * (1 - momentum) / (feature_norm**2 + 1.0)
 
 
+def _signal(examples: int, model: Trained, mu: float, rounds: float, rate: float) -> float:
+    """The signal-to-noise ratio 1/ν by the central limit theorem."""
+    inverse_sigma = math.sqrt(math.log1p(mu**2 / (rate**2 * rounds)))
+    return math.sqrt(rounds / model.parameters) * rate * examples * inverse_sigma
+
+
 def _enough(examples: int, model: Trained, mu: float, rounds: float, rate: float) -> float:
     """The smallest rate, up to ``rate``, with twice the signal that the longest path can use."""
     wanted = 2 * rounds * model.step / model.noise
 
     def excess(log_rate: float) -> float:
-        q = math.exp(log_rate)
-        # The signal-to-noise ratio 1/ν by the central limit theorem.
-        inverse_sigma = math.sqrt(math.log1p(mu**2 / (q**2 * rounds)))
-        return math.sqrt(rounds / model.parameters) * q * examples * inverse_sigma - wanted
+        return _signal(examples, model, mu, rounds, math.exp(log_rate)) - wanted
 
     most, least = math.log(rate), math.log(rate) - 60
     if excess(most) <= 0:
         return rate
     return math.exp(float(brentq(excess, least, most))) if excess(least) < 0 else math.exp(least)
+
+
+def _dividing(examples: int, model: Trained, mu: float, epochs: float) -> float:
+    """The rate at which so many passes of a network have steps of :data:`DIVIDED_STEP`."""
+
+    def excess(log_rounds: float) -> float:
+        rounds = math.exp(log_rounds)
+        signal = _signal(examples, model, mu, rounds, epochs / rounds)
+        return model.noise * signal / rounds - DIVIDED_STEP
+
+    most = math.log(MOST_DIVIDED)
+    if excess(0) <= 0:
+        return 1.0
+    return epochs / math.exp(float(brentq(excess, 0, most)) if excess(most) < 0 else most)
 
 
 def _batch(examples: int, rate: float) -> int:
@@ -609,6 +630,18 @@ def batch_for_rounds(examples: int, budget: Budget, rounds: int, model: Trained 
     return _batch(examples, max(rate, min(BATCH, examples) / examples))
 
 
+def divided(examples: int, budget: Budget, batch: int, model: Trained) -> tuple[int, int]:
+    """Batch size and number of rounds of a network: by the rule *Rounds* above.
+
+    Args:
+        batch: the batch size for :data:`ROUNDS`, which says how many passes there are.
+    """
+    epochs = batch * ROUNDS / examples
+    rate = _dividing(examples, model, budget_mu(budget), epochs)
+    smaller = max(_batch(examples, rate), min(BATCH, examples))
+    return (batch, ROUNDS) if smaller >= batch else (smaller, round(epochs * examples / smaller))
+
+
 def batch_of_image_features(examples: int, rounds: int) -> int:
     """The batch size for linear models on fixed features of images: that of EPOCHS_LIMIT passes.
 
@@ -622,17 +655,24 @@ def batch_of_image_features(examples: int, rounds: int) -> int:
     return _batch(examples, max(EPOCHS_LIMIT / rounds, 1 / rounds, least))
 
 
-def batch_for_epochs(examples: int, budget: Budget, epochs: float) -> int:
-    """The batch size for a given number of passes: as many rounds as waste no noise.
+def batch_for_epochs(
+    examples: int, budget: Budget, epochs: float, model: Trained | None = None
+) -> int:
+    """The batch size for a given number of passes, by the rules *Batch* and *Rounds* above.
 
     There are at least :data:`FEWEST_ROUNDS`, even where the batch is then below :data:`BATCH`.
+
+    Args:
+        model: a network, whose long steps are divided; None: it is linear, or its steps are given.
 
     Returns:
         Between 1 and ``examples``.
     """
-    rate = budget_mu(budget) ** 2 / (_allowed_x(WASTE) * epochs)
-    rate = min(max(rate, BATCH / examples), epochs / FEWEST_ROUNDS)
-    return _batch(examples, rate)
+    mu = budget_mu(budget)
+    rate = mu**2 / (_allowed_x(WASTE) * epochs)
+    if model is not None:
+        rate = min(rate, _dividing(examples, model, mu, epochs))
+    return _batch(examples, min(max(rate, BATCH / examples), epochs / FEWEST_ROUNDS))
 
 
 def rounds_for_batch(examples: int, budget: Budget, batch: int) -> int:

@@ -424,6 +424,17 @@ class PlanRequest(Keywords):
         return use.Assumed(self.weights, self.feature_norm, self.parameters is None, tuple(chosen))
 
     @property
+    def divided(self) -> defaults.Trained | None:
+        """The model whose long steps are divided into more rounds.
+
+        None: it is linear, or the planner does not choose its steps; without a given number of
+        passes also where nothing says that it is a network.
+        """
+        chosen = self.learning_rate is None and use.kind_of(self.optimizer).descends
+        known = self.untried or self.noise_borne is not None or self.epochs is not None
+        return self.trained if chosen and known and self.feature_norm is None else None
+
+    @property
     def classes(self) -> int:
         """The number of outputs of a linear model, at least 2; 2 where sizes are not known."""
         if self.features is None or self.parameters is None:

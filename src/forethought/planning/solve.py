@@ -651,15 +651,19 @@ def _batch_and_length(
             "only cost more gradients"
         )
         if request.epochs is not None:
-            batch = defaults.batch_for_epochs(N, budget, request.epochs)
+            batch = defaults.batch_for_epochs(N, budget, request.epochs, request.divided)
         else:
-            if rounds is None:
-                why["rounds"] = (
-                    "enough for the optimizer to arrive; more rounds need more noise each and "
-                    "gain nothing in sum"
-                )
-            rounds = rounds or defaults.ROUNDS
+            asked, rounds = rounds, rounds or defaults.ROUNDS
             batch = defaults.batch_for_rounds(N, budget, rounds, request.trained)
+            if asked is None and request.divided is not None:
+                batch, rounds = defaults.divided(N, budget, batch, request.divided)
+            if asked is None:
+                why["rounds"] = (
+                    "in fewer rounds steps would be so long that a network does not arrive"
+                    if rounds > defaults.ROUNDS
+                    else "enough for the optimizer to arrive; more rounds need more noise each "
+                    "and gain nothing in sum"
+                )
             if request.image_features and request.by_scores:
                 batch = defaults.batch_of_image_features(N, rounds)
                 why["batch"] = (
