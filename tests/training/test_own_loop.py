@@ -287,6 +287,48 @@ def test_a_loader_gives_its_data_set_and_its_way_of_collating() -> None:
     assert torch.equal(weights(one), weights(two))
 
 
+def test_several_rows_of_one_record_are_refused() -> None:
+    """Each row would be clipped by itself, and a record would say more than the sensitivity."""
+
+    def collate(records: list[Any]) -> Any:
+        inputs, targets = zip(*records, strict=True)
+        return torch.stack(inputs * 2), torch.stack(targets * 2)
+
+    doubled = DataLoader(TensorDataset(*data()), collate_fn=collate)
+    loader, _ = ft.private(network(), None, doubled, plan(), seed=1)
+    with pytest.raises(ValueError, match="several rows"):
+        next(iter(loader))
+
+
+class Counted(Dataset[Any]):
+    """Records that count how often one is read."""
+
+    def __init__(self) -> None:
+        self.inputs, self.targets = data()
+        self.reads = 0
+
+    def __len__(self) -> int:
+        return EXAMPLES
+
+    def __getitem__(self, index: int) -> Any:
+        self.reads += 1
+        return self.inputs[index], self.targets[index]
+
+
+def test_a_part_of_the_outputs_is_the_same_loss_in_every_round() -> None:
+    """A loss that is the same as before is not tried on further records again."""
+    model, records = network(), Counted()
+    loader, optimizer = ft.private(model, None, records, plan(3, rate=1.0), seed=1)
+    reads = []
+    for _ in range(loader.epochs):
+        inputs, targets = next(iter(loader))
+        before = records.reads
+        criterion(model(inputs)[:, :2], targets).backward()
+        optimizer.step()
+        reads.append(records.reads - before)
+    assert reads[0] > reads[1] == reads[2] == EXAMPLES
+
+
 def test_a_loss_may_look_at_the_inputs_too() -> None:
     reseed(0)
     model = nn.Sequential(nn.Linear(5, 2), nn.Linear(2, 5))
@@ -649,14 +691,29 @@ def test_a_parameter_in_anothers_place_is_refused(
     sgd = None if planned else torch.optim.SGD(model.parameters(), 0.1)
     loader, optimizer = ft.private(model, sgd, data(), plan(), seed=1)
     batches = iter(loader)
-    for number in range(2):
-        inputs, targets = next(batches)
-        criterion(model(inputs), targets).backward()
-        if number == 0:
-            optimizer.step()
-            change(model)
+    inputs, targets = next(batches)
+    criterion(model(inputs), targets).backward()
+    optimizer.step()
+    inputs, targets = next(batches)
+    loss = criterion(model(inputs), targets)
+    change(model)
+    with pytest.raises(RoundError, match=r"0\.weight.* another Parameter"):
+        model(inputs)
+    loss.backward()
     with pytest.raises(RoundError, match=r"0\.weight.* another Parameter"):
         optimizer.step()
+    assert optimizer.rounds_done == 1
+
+
+def test_a_call_with_other_weights_than_the_models_is_refused() -> None:
+    model = network()
+    loader, optimizer = ft.private(model, None, data(), plan(), seed=1)
+    inputs, targets = next(iter(loader))
+    zeros = {name: torch.zeros_like(p) for name, p in model.named_parameters()}
+    with pytest.raises(RoundError, match="functional_call"):
+        torch.func.functional_call(model, zeros, (inputs,))
+    criterion(model(inputs), targets).backward()
+    optimizer.step()
     assert optimizer.rounds_done == 1
 
 
@@ -757,6 +814,13 @@ def test_what_belongs_to_a_loop_changes_between_steps() -> None:
     assert optimizer.finish().statement.private
 
 
+class Wrapped(torch.optim.Optimizer):
+    """Hands another optimizer's state on, without hooks of its own, as accelerate's does."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        self.param_groups, self.step = inner.param_groups, inner.step  # type: ignore[method-assign]
+
+
 def test_optimizers_that_do_not_fit_are_refused() -> None:
     model, stranger = network(), network()
     cases: list[tuple[Any, type[Exception], str]] = [
@@ -765,6 +829,7 @@ def test_optimizers_that_do_not_fit_are_refused() -> None:
         (torch.optim.LBFGS(model.parameters()), ValueError, "inside its step"),
         (torch.optim.SparseAdam(model.parameters()), ValueError, "sparse gradients"),
         ("adam", TypeError, "one of torch's"),
+        (Wrapped(torch.optim.SGD(model.parameters(), 0.1)), TypeError, "accelerate prepares"),
     ]
     for optimizer, kind, words in cases:
         with pytest.raises(kind, match=words):

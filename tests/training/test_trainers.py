@@ -17,7 +17,12 @@ from zoo.oracle import with_torchvision
 import forethought as ft
 from drawn import randint, randn, reseed, stream
 from forethought.accounting.verification import verify
-from forethought.errors import NoGradientsWarning, RoundError, UnreachedWeightsWarning
+from forethought.errors import (
+    DeferredError,
+    NoGradientsWarning,
+    RoundError,
+    UnreachedWeightsWarning,
+)
 
 SEEDS = {"seed": 3, "noise_seed": 4}
 WORDS, LENGTH, COUNT = 60, 10, 64
@@ -221,6 +226,80 @@ def test_a_trainer_that_would_go_on_from_a_checkpoint_is_refused(tmp_path: Path)
             trainer.train(resume_from_checkpoint=given)
 
 
+class Named(nn.Module):
+    """Answers with its loss in a tuple, or by a name behind another."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.network, self.kind = network(), kind
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> Any:
+        from transformers.utils import ModelOutput
+
+        scores = self.network(x)
+        loss = F.cross_entropy(scores, labels)
+        if self.kind == "tuple":
+            return (loss,)
+        by_name = {"scores": scores.sum(1)} | ({} if self.kind == "none" else {"loss": loss})
+        return ModelOutput(by_name) if self.kind == "output" else by_name
+
+
+def rows() -> list[dict[str, torch.Tensor]]:
+    return [{"x": x, "labels": y} for x, y in zip(*table(), strict=True)]
+
+
+@pytest.mark.slow
+def test_a_trainer_takes_the_loss_by_its_name(tmp_path: Path) -> None:
+    with_torchvision()
+    found = []
+    for kind in ("tuple", "dict", "output"):
+        model = Named(kind)
+        trainer = trainer_of(model, rows(), tmp_path, optim="sgd")
+        ft.private_trainer(trainer, planned(model, 1), **SEEDS)
+        trainer.train()
+        found.append(weights(model))
+    assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
+    trainer = trainer_of(Named("none"), rows(), tmp_path)
+    ft.private_trainer(trainer, planned(trainer.model, 1))
+    with pytest.raises(DeferredError, match="no 'loss'"):
+        trainer.train()
+
+
+@pytest.mark.slow
+def test_a_trainer_that_has_trained_trains_no_more_in_silence(tmp_path: Path) -> None:
+    with_torchvision()
+    trainer = trainer_of(Named("tuple"), rows(), tmp_path)
+    training = ft.private_trainer(trainer, planned(trainer.model, 1))
+    with pytest.raises(ValueError, match="private already"):
+        ft.private_trainer(trainer, planned(trainer.model, 1))
+    trainer.train()
+    with pytest.raises(RoundError, match="rounds are done"):
+        trainer.train()
+    training.finish()
+    with pytest.raises(RoundError, match="no further rounds"):
+        trainer.train()
+
+
+@pytest.mark.slow
+def test_what_a_trainer_logs_of_a_batch_is_in_no_checkpoint(tmp_path: Path) -> None:
+    with_torchvision()
+    from transformers import Trainer
+
+    class Telling(Trainer):  # type: ignore[misc]
+        def compute_loss(self, model: Any, inputs: Any, *rest: Any, **named: Any) -> Any:
+            loss = super().compute_loss(model, inputs, *rest, **named)
+            self.log({"aside": loss.detach(), "public": 1.0})
+            return loss
+
+    plain = trainer_of(Named("tuple"), rows(), tmp_path, save_strategy="steps", save_steps=1)
+    trainer = Telling(model=plain.model, args=plain.args, train_dataset=plain.train_dataset)
+    training = ft.private_trainer(trainer, planned(trainer.model, 1))
+    trainer.train()
+    assert len(training.finish().transcript) == 4
+    logged = set().union(*trainer.state.log_history)
+    assert "public" in logged and "aside" not in logged
+
+
 # accelerate.
 
 
@@ -263,6 +342,17 @@ def test_a_loss_that_accelerate_divides_is_named() -> None:
         GradientState._reset_state()
 
 
+@pytest.mark.slow
+def test_what_accelerate_has_prepared_is_refused_before_a_release() -> None:
+    with_torchvision()
+    from accelerate import Accelerator
+
+    model = network()
+    sgd = torch.optim.SGD(model.parameters(), 0.5)
+    with pytest.raises(TypeError, match="accelerate prepares"):
+        ft.private(model, Accelerator(cpu=True).prepare(sgd), table(), planned(model))
+
+
 # Lightning.
 
 
@@ -279,7 +369,8 @@ def lightning_of(part: bool, **options: Any) -> tuple[Any, Any, nn.Module]:
     class Module(lightning.LightningModule):
         def __init__(self) -> None:
             super().__init__()
-            self.network = network()
+            self.network, self.lr = network(), 0.5
+            self.asked: list[Any] = []
 
         def forward(self, inputs: Any) -> Any:
             return self.network(inputs)
@@ -288,6 +379,7 @@ def lightning_of(part: bool, **options: Any) -> tuple[Any, Any, nn.Module]:
             inputs, targets = batch
             loss = F.cross_entropy((self.network if part else self)(inputs), targets)
             self.log("train_loss", loss)
+            self.log("step_size", self.lr, on_step=False, on_epoch=True)
             return loss
 
         def validation_step(self, batch: Any, index: int) -> None:
@@ -295,7 +387,10 @@ def lightning_of(part: bool, **options: Any) -> tuple[Any, Any, nn.Module]:
             self.log("accuracy", (self(inputs).argmax(1) == targets).float().mean())
 
         def configure_optimizers(self) -> Any:
-            return torch.optim.SGD(self.parameters(), 0.5)
+            sgd = torch.optim.SGD(self.parameters(), self.lr)
+            self.asked = [self.trainer.estimated_stepping_batches, self.trainer.max_epochs]
+            falling = torch.optim.lr_scheduler.ConstantLR(sgd, 1.0)
+            return [sgd], [falling]
 
     trainer = lightning.Trainer(
         accelerator="cpu",
@@ -378,6 +473,52 @@ def test_a_fit_from_a_checkpoint_is_refused(tmp_path: Path) -> None:
     trainer.fit(module, batches)
     with pytest.raises(ValueError, match="second fit"):
         trainer.fit(module, batches)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("most", "epochs"), [(1.0, 2), (3, 3)])
+def test_lightnings_schedules_are_made_for_the_rounds_of_the_plan(most: Any, epochs: int) -> None:
+    trainer, module, inner = lightning_of(False, limit_train_batches=most)
+    training = ft.private_trainer(trainer, planned(inner))
+    trainer.fit(module, DataLoader(TensorDataset(*table()), batch_size=COUNT))
+    assert module.asked == [8, epochs]
+    assert len(training.finish().transcript) == 8
+    assert trainer.callback_metrics["step_size"] == 0.5  # a public number is logged
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("by", ["callback", "tuner"])
+def test_no_step_size_is_found_from_records_without_noise(by: str) -> None:
+    trainer, module, inner = lightning_of(False)
+    from lightning.pytorch.callbacks import LearningRateFinder
+    from lightning.pytorch.tuner import Tuner
+
+    batches = DataLoader(TensorDataset(*table()), batch_size=2)
+    training = ft.private_trainer(trainer, planned(inner))
+    with pytest.raises(RoundError, match="without noise"):
+        if by == "tuner":
+            Tuner(trainer).lr_find(module, batches, num_training=20)
+        else:
+            trainer.callbacks.append(LearningRateFinder(num_training_steps=20))
+            trainer.fit(module, batches)
+    assert module.lr == 0.5
+    with pytest.raises(RoundError, match="nothing was released"):
+        training.finish()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_a_fit_takes_one_loader_of_a_trainer_that_is_private_once() -> None:
+    batches = DataLoader(TensorDataset(*table()), batch_size=16)
+    for given in ({"a": batches}, [batches], [batches, batches]):
+        trainer, module, inner = lightning_of(False)
+        ft.private_trainer(trainer, planned(inner))
+        with pytest.raises(ValueError, match="private already"):
+            ft.private_trainer(trainer, planned(inner))
+        with pytest.raises(ValueError, match="one training loader"):
+            trainer.fit(module, given)
 
 
 def test_another_trainer_is_refused() -> None:

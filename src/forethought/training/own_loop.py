@@ -143,8 +143,7 @@ def private(
             raise it too.
     """
     execution, seeds = settled(execution, seeds, **short)
-    plan = instance("plan", plan, Plan)
-    plan = uncentred(plan)
+    plan = uncentred(instance("plan", plan, Plan))
     require_answered(plan, None)
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"model must be a torch module, not {type(model).__name__}")
@@ -159,13 +158,12 @@ def private(
         )
     with ExitStack() as held:
         paid = reserved(held, ledger, plan, None, False, False, present_team())
-        given = data
-        data, _, found = opened(data, None)
+        given, _, found = opened(data, None)
         plan = with_caveats(plan, found)
-        records = placed_records(model, arranged(data, plan).data, plan, execution.device)
+        records = placed_records(model, arranged(given, plan).data, plan, execution.device)
         trained_parameters(model)
         if optimizer is None:  # the step size is the plan's, chosen for a model
-            warn_of_another_model(plan, model, given)
+            warn_of_another_model(plan, model, data)
         rounds = _Rounds(model, optimizer, records, plan, execution, seeds, paid)
         if paid is not None:  # reserved until the loop ends or its rounds are garbage-collected
             rounds.over = weakref.finalize(rounds, _unfinished, held.pop_all(), os.getpid())
@@ -192,23 +190,20 @@ class _Rounds:
         seeds: Seeds,
         paid: Paid | None = None,
     ) -> None:
-        parameters, shards = trained_here(model), shards_of(model)
-        stepped, self.planned = parameters, optimizer is None
+        parameters, shards, self.planned = trained_here(model), shards_of(model), optimizer is None
         if optimizer is not None:
             _require_optimizer(optimizer, model)
-            stepped = trained_of(model, "train")
-        self._own = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        self._own = trained_of(model, "train")
         self.model, self.records, self.plan = model, records, plan
-        self.descent = descent_of(plan, stepped, optimizer)
+        self.descent = descent_of(plan, parameters if self.planned else self._own, optimizer)
         self.team = team = present_team()
         secrets = team.first(lambda: Secrets.draw(seeds))
-        held = execution.micro_batch
         loss: Loss = cross_entropy  # a placeholder: every round states its own loss
         if team.size > 1:
             named = identity(model, records, None, loss, secrets.sampling)
             team.require_same((plan, type(optimizer), named), "data, model, plan or optimizer")
-        own = plan.privacy, parameters, loss, secrets
-        self._private = PrivateRounds(*own, micro_batch=held, team=team, shards=shards)
+        of, pieces = (plan.privacy, parameters, loss, secrets), execution.micro_batch
+        self._private = PrivateRounds(*of, micro_batch=pieces, team=team, shards=shards)
         self._paid = paid
         self.over: Callable[[], object] = lambda: None
         if paid is not None:
@@ -230,7 +225,7 @@ class _Rounds:
         self._given = 0  # batches; the last one is open until its step is done
         self._value: Deferred | None = None
         self._left = self._standing()
-        self.marks_gradients = True
+        self.in_trainer = False  # of transformers, which reads gradients and a loss by its name
         # A mark has the full shape of a weight, so that sharded weights get none.
         self._marks = _marks(parameters.values() if shards is None else ())
         self._gate = Gate(model)
@@ -246,6 +241,11 @@ class _Rounds:
             )
         self._given += 1
         tensors, structure = tree_flatten(blank(self.records, 1))
+        if any(isinstance(part, torch.Tensor) and part.shape[:1] != (1,) for part in tensors):
+            raise ValueError(
+                "the collate_fn makes several rows of a record, and each would be clipped alone: "
+                "give them a dimension of their own, (1, rows, …), and the mean of their losses"
+            )
         leaves = [Deferred(Leaf(self, self._given, place)) for place in range(len(tensors))]
         inputs, targets = tree_unflatten(leaves, structure)
         label = getattr(self.records, "label", None)
@@ -263,7 +263,7 @@ class _Rounds:
                 "first; to compute a large batch in pieces give micro_batch="
             )
         self._value = value
-        if self.marks_gradients:
+        if not self.in_trainer:
             for parameter, mark in self._marks:
                 parameter.grad = mark
 
@@ -295,14 +295,8 @@ class _Rounds:
         if found is not self._stated and self.team.size > 1:
             self._named = fingerprint(found[0])
         self.team.require_same((self.done, self._named), "loss or number of rounds")
-        now, present = self._standing(), dict(self.model.named_parameters())
-        replaced = [name for name, p in self._own.items() if present.get(name) is not p]
-        if replaced:
-            raise RoundError(
-                f"{_some(replaced)} became another Parameter than the optimizer has, which would "
-                "not be trained: replace weights (load_state_dict(assign=True) does) before "
-                "forethought.private"
-            )
+        now = self._standing()
+        self.require_own()
         names = (n if n in (_ATTRIBUTES, _STATE) else _MODEL for n in self._changed(now))
         changed = dict.fromkeys(names)
         if changed:
@@ -324,6 +318,18 @@ class _Rounds:
         self.done += 1
         self._left = self._standing()
         self._require_moved(now, self._left)
+
+    def require_own(self) -> None:
+        """Refuse a model with other weights in the place of those that the optimizer has."""
+        let_go(self.model)
+        present = dict(self.model.named_parameters())
+        replaced = [name for name, p in self._own.items() if present.get(name) is not p]
+        if replaced:
+            raise RoundError(
+                f"{_some(replaced)} became another Parameter than the optimizer has, which would "
+                "not be trained: replace weights (load_state_dict(assign=True) does) before "
+                "forethought.private, and call the model without torch.func.functional_call"
+            )
 
     def _unmark(self) -> None:
         for parameter, mark in self._marks:
@@ -468,17 +474,23 @@ class _Rounds:
         return Run(self.model, statement, (), self.plan, path, transcript)
 
 
+def epoch_ends(plan: Plan) -> list[int]:
+    """The numbers of rounds after which epochs end, of N records in the mean; the last may be
+    shorter.
+    """
+    ends: list[int] = []
+    for done in range(1, plan.rounds + 1):
+        wanted = plan.examples * (len(ends) + 1) * (1 - 1e-9)
+        if plan.privacy.examples_before(done) >= wanted or done == plan.rounds:
+            ends.append(done)
+    return ends
+
+
 class PrivateLoader:
     """The batches of a plan's rounds; one iteration is an epoch (rounds that hold N records)."""
 
     def __init__(self, rounds: _Rounds) -> None:
-        self._rounds = rounds
-        plan = rounds.plan
-        self._ends: list[int] = []
-        for done in range(1, plan.rounds + 1):
-            wanted = plan.examples * (len(self._ends) + 1) * (1 - 1e-9)
-            if plan.privacy.examples_before(done) >= wanted or done == plan.rounds:
-                self._ends.append(done)
+        self._rounds, self._ends = rounds, epoch_ends(rounds.plan)
 
     @property
     def dataset(self) -> Any:
@@ -498,7 +510,8 @@ class PrivateLoader:
         """Iterate over the batches up to the end of the epoch.
 
         Raises:
-            RoundError: all rounds are done, or a batch had no step.
+            RoundError: all rounds are done, or a batch had no step. ValueError: a ``collate_fn``
+                makes several rows of a record.
         """
         rounds = self._rounds
         rounds._require_going_on()
@@ -594,21 +607,21 @@ class PrivateOptimizer(torch.optim.Optimizer):
 
 
 def _require_optimizer(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> None:
-    if not isinstance(optimizer, torch.optim.Optimizer) or isinstance(optimizer, PrivateOptimizer):
+    # Wrappers, as of accelerate and of this module, have no hooks of their own.
+    if "_optimizer_step_post_hooks" not in getattr(optimizer, "__dict__", ()):
         raise TypeError(
             "optimizer must be one of torch's, such as torch.optim.Adam(model.parameters()), or "
-            f"None for the plan's own; not {type(optimizer).__name__}"
+            f"None for the plan's own; not {type(optimizer).__name__} (accelerate prepares what "
+            "forethought.private returns)"
         )
     require_steps(type(optimizer))
     held = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    own = {id(p): (name, p.requires_grad) for name, p in model.named_parameters()}
-    if not held <= own.keys():
+    if not held <= {id(p) for p in model.parameters()}:
         raise ValueError(
             "the optimizer has parameters that are not the model's: their gradients would not be "
             "private. Make it from model.parameters()"
         )
-    missing = [name for key, (name, trained) in own.items() if trained and key not in held]
-    if missing:
+    if missing := [name for name, p in trained_of(model, "train").items() if id(p) not in held]:
         raise ValueError(
             f"the optimizer does not have {', '.join(missing[:5])}: freeze these parameters "
             "(requires_grad_(False)), or make it from model.parameters()"
@@ -674,13 +687,7 @@ class _NotYet(torch.Tensor):
     told: list[str]
 
     @classmethod
-    def __torch_function__(
-        cls,
-        function: Callable[..., Any],
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
+    def __torch_function__(cls, function: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(function, "__name__", "")
         told = next(part.told for part in tree_leaves((args, kwargs)) if isinstance(part, cls))
         if name not in _HARMLESS and not told:
@@ -779,21 +786,13 @@ class Deferred:
         object.__setattr__(self, "_what", what)
 
     @classmethod
-    def __torch_function__(
-        cls,
-        function: Callable[..., Any],
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Deferred:
+    def __torch_function__(cls, function: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
         _require_new(getattr(function, "__name__", ""), kwargs)
-        if is_mean(function, kwargs):
+        if mean := is_mean(function, kwargs):
             kwargs["reduction"] = "none"
-            if function in ALIKE:  # other functions give one value an example, or are refused
-                return cls(FunctionCall(own_mean, (function, *args), kwargs))
-        elif function in ALIKE:
-            return cls(FunctionCall(of_alike, (function, *args), kwargs))
+        if function in ALIKE:  # other functions give one value an example, or are refused
+            function, args = own_mean if mean else of_alike, (function, *args)
         return cls(FunctionCall(function, args, kwargs))
 
     def __getattr__(self, name: str) -> Any:
@@ -809,6 +808,10 @@ class Deferred:
     def __setattr__(self, name: str, value: object) -> None:
         _refuse(f".{name} = …")
 
+    def __getitem__(self, key: Any) -> Deferred:
+        in_trainer = next(leaves(self)).rounds.in_trainer
+        return Deferred(FunctionCall(_part, (self, key, in_trainer), {}))
+
     def __call__(self, *args: Any, **kwargs: Any) -> Deferred:
         _require_new("", kwargs)
         return Deferred(FunctionCall(operator.call, (self, *args), kwargs))
@@ -820,9 +823,7 @@ class Deferred:
             return self
         return Deferred(FunctionCall(getattr, (self, "to"), {}))(*args, **kwargs)
 
-    def cuda(self, *_: Any, **__: Any) -> Deferred:
-        """This value, since the round computes on the model's device."""
-        return self
+    cuda = to
 
     def backward(self, *args: Any, **kwargs: Any) -> None:
         """State that this value is the loss, one value per example, which the next step minimises.
@@ -857,6 +858,16 @@ class Deferred:
         return _refuse("a number for printing") if how else repr(self)
 
     __hash__ = object.__hash__
+
+
+def _part(value: Any, key: Any, in_trainer: bool) -> Any:
+    """A part of a value; a Trainer's number 0 of a model's output by name is its loss."""
+    if in_trainer and isinstance(value, Mapping) and key == 0:
+        key = "loss"
+    try:
+        return value[key]
+    except KeyError as error:
+        raise DeferredError(f"the model's output has no {error}: return it by this name") from None
 
 
 def _refuse(what: str, instead: str = "") -> NoReturn:
@@ -911,7 +922,7 @@ for _name in (
     _plain = f"{_name}_" if _name in ("and", "or") else _name
     setattr(Deferred, f"__{_name}__", _operator(_plain))
     setattr(Deferred, f"__r{_name}__", _operator(_plain, turned=True))
-for _name in ("neg", "pos", "abs", "invert", "eq", "ne", "lt", "le", "gt", "ge", "getitem"):
+for _name in ("neg", "pos", "abs", "invert", "eq", "ne", "lt", "le", "gt", "ge"):
     setattr(Deferred, f"__{_name}__", _operator(_name))
 for _name, _what in {
     "bool": "a decision (if, and, while)",
@@ -1031,7 +1042,9 @@ _GATED: weakref.WeakSet[type[nn.Module]] = weakref.WeakSet()
 
 def _gated(kind: type[nn.Module]) -> type[nn.Module]:
     def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if any(isinstance(value, Deferred) for value in tree_leaves((args, kwargs))):
+        given = [one for one in tree_leaves((args, kwargs)) if isinstance(one, Deferred)]
+        if given:
+            next(leaves(given[0])).rounds.require_own()
             modes = tuple((module, module.training) for module in self.modules())
             return Deferred(FunctionCall(model_call, (self, *args), kwargs, autocasts(), modes))
         return kind.__call__(self, *args, **kwargs)
@@ -1047,6 +1060,11 @@ def _gated(kind: type[nn.Module]) -> type[nn.Module]:
 
 
 # From the operations that a loop recorded on a batch to the loss that a private round computes.
+
+
+def _put_in(form: Any, values: Sequence[Any]) -> Any:
+    """A tree with the values in the places of their positions."""
+    return tree_map(lambda at: values[at.number] if isinstance(at, Position) else at, form)
 
 
 class StatedLoss:
@@ -1086,12 +1104,8 @@ class StatedLoss:
         given = (targets,) if len(self._places) == 1 else targets if self._places else ()
         values = [outputs, *given]
 
-        def of(one: Any) -> Any:
-            return values[one.number] if isinstance(one, Position) else one
-
         for step in self._steps:
-            args = tree_map(of, step.args)
-            kwargs = tree_map(of, step.kwargs)
+            args, kwargs = _put_in((step.args, step.kwargs), values)
             try:
                 with nullcontext() if step.grad else torch.no_grad():
                     values.append(step.function(*args, **kwargs))
@@ -1102,13 +1116,13 @@ class StatedLoss:
                     "the loss does not take one example by itself, as a round gives them to it: "
                     "give each example a value that needs no others"
                 ) from error
-        return of(self._result)
+        return _put_in(self._result, values)
 
     def form(self) -> tuple[Any, ...]:
-        """Equal for losses with the same calls: equal numbers and words, identical objects."""
+        """Equal for losses with the same calls: equal numbers, words, slices; identical objects."""
 
         def of(part: Any) -> Any:
-            plain = isinstance(part, str | bool | int | float | Position)
+            plain = isinstance(part, str | bool | int | float | slice | Position)
             return (type(part), part) if plain else id(part)
 
         calls = []
@@ -1127,31 +1141,26 @@ class ArrangedRecords(MappedRecords):
             of the records, inputs before targets) and of values that are no tensors.
         targets: the indices of the tensors that the loss reads; none if the model computes its
             loss.
+
+    Attributes:
+        places: inputs and targets, as given.
     """
 
     def __init__(self, records: Records, inputs: Any, targets: tuple[int, ...]) -> None:
         super().__init__(records)
-        self._inputs, self._targets = inputs, targets
+        self.places = inputs, targets
 
     def _mapped(self, *batch: Any) -> tuple[Any, Any]:
-        tensors = tree_leaves(batch)
-
-        def at(place: Any) -> Any:
-            return tensors[place.number] if isinstance(place, Position) else place
-
-        inputs = tree_map(at, self._inputs)
+        tensors, (form, places) = tree_leaves(batch), self.places
+        inputs = _put_in(form, tensors)
         # A round needs a target: a loss that the model computes itself ignores it.
-        targets = tuple(tensors[place] for place in self._targets or (-1,))
+        targets = tuple(tensors[place] for place in places or (-1,))
         return inputs, targets[0] if len(targets) == 1 else targets
 
     def settled(self) -> Records:
         """The original records if nothing was rearranged, since rounds have fast paths for them."""
-        as_they_are = (self._inputs, self._targets) == (Position(0), (1,))
+        as_they_are = self.places == (Position(0), (1,))
         return self._records if as_they_are and isinstance(self._records, TensorRecords) else self
-
-    def same_as(self, other: ArrangedRecords) -> bool:
-        """True if models and losses get the same tensors of every record."""
-        return (self._inputs, self._targets) == (other._inputs, other._targets)
 
 
 def stated(
@@ -1206,7 +1215,11 @@ def stated(
     places = tree_map(lambda leaf: Position(leaf.place) if isinstance(leaf, Leaf) else leaf, inputs)
     arranged = ArrangedRecords(records, places, tuple(leaf.place for leaf in targets))
     loss = _known(value, output, targets)
-    if before is not None and arranged.same_as(before[1]) and _form(loss) == _form(before[0]):
+    if (
+        before is not None
+        and arranged.places == before[1].places
+        and _form(loss) == _form(before[0])
+    ):
         return before
     return loss, arranged
 
@@ -1223,15 +1236,13 @@ def _as_called(model: nn.Module, output: FunctionCall) -> Any:
 
     args, kwargs = tree_map(what, (output.args[1:], dict(output.kwargs)))
     if args and kwargs:
-        bound = inspect.signature(model.forward).bind(*args, **kwargs)
-        kinds = {name: part.kind for name, part in bound.signature.parameters.items()}
-        if len(bound.args) and inspect.Parameter.VAR_POSITIONAL in kinds.values():
+        signature = inspect.signature(model.forward)
+        signature.bind(*args, **kwargs)  # an argument that is given twice, or unknown
+        parts = signature.parameters.items()
+        names = [name for name, part in parts if part.kind is part.POSITIONAL_OR_KEYWORD]
+        if len(args) > len(names) or any(part.kind is part.VAR_POSITIONAL for _, part in parts):
             raise DeferredError("call the model with its arguments by position, or all by name")
-        named: dict[str, Any] = {}
-        for name, part in bound.arguments.items():
-            several = kinds[name] is inspect.Parameter.VAR_KEYWORD
-            named.update(part if several else {name: part})
-        return named
+        kwargs = dict(zip(names, args, strict=False)) | kwargs
     if kwargs:
         return kwargs
     alone = len(args) == 1 and not isinstance(args[0], Mapping | tuple | list)
@@ -1245,9 +1256,8 @@ _PLAIN |= dict.fromkeys(("weight", "size_average", "reduce"))
 def _known(value: Deferred, output: FunctionCall, targets: tuple[Leaf, ...]) -> Loss:
     """Forethought's own function for plain cross entropy, which has fast rules; else as stated."""
     what, own = value._what, [output, *targets]
-    if isinstance(what, FunctionCall) and what.function is F.cross_entropy:
-        # Torch hands every call on with all of its options, by name.
-        given = [getattr(one, "_what", None) for one in what.args]
-        if what.kwargs == _PLAIN and len(given) == len(own) and all(map(operator.is_, given, own)):
-            return cross_entropy
-    return StatedLoss(value, output, targets)
+    if not isinstance(what, FunctionCall) or what.function is not F.cross_entropy:
+        return StatedLoss(value, output, targets)
+    # Torch hands every call on with all of its options, by name.
+    plain = what.kwargs == _PLAIN and [getattr(one, "_what", None) for one in what.args] == own
+    return cross_entropy if plain else StatedLoss(value, output, targets)

@@ -8,8 +8,10 @@ imported here: a trainer is recognised by its attributes.
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Iterator, Mapping
+from importlib import import_module
 from itertools import islice
 from pathlib import Path
 from typing import Any, Unpack
@@ -21,8 +23,9 @@ from forethought.gradients.sharded import take_shards
 from forethought.rounds.private_sum import RoundError
 from forethought.rounds.randomness import Seeds
 from forethought.training.execution import Execution, ShortForms, alone, settled
-from forethought.training.own_loop import Deferred, OwnLoop, PrivateLoader, private
+from forethought.training.own_loop import Deferred, OwnLoop, epoch_ends, private
 from forethought.training.run import Run
+from forethought.values.checks import instance
 from forethought.values.plan import Plan
 
 
@@ -30,6 +33,15 @@ class PrivateTraining:
     """A trainer of another library whose steps are the rounds of a plan."""
 
     _loop: OwnLoop | None = None
+
+    def __init__(self, plan: Plan, planned: bool, how: dict[str, Any]) -> None:
+        self._plan, self._planned, self._how = plan, planned, how
+
+    def _begin(self, model: torch.nn.Module, optimizer: Any, data: Any) -> OwnLoop:
+        """The loop, with the optimizer if the plan's own was not asked for."""
+        own = None if self._planned else optimizer
+        self._loop = private(model, own, data, self._plan, **self._how)
+        return self._loop
 
     def finish(self, out: str | Path | None = None, about: About | None = None) -> Run:
         """End the training, after the trainer's own call (``train()``, ``fit(…)``).
@@ -83,18 +95,21 @@ def private_trainer(
         ValueError: arguments that do not fit private rounds.
     """
     how = dict(zip(("execution", "seeds"), settled(execution, seeds, **short), strict=True))
-    training = PrivateTraining()
+    training = PrivateTraining(instance("plan", plan, Plan), planned, how)
+    if hasattr(trainer, "private_training"):
+        raise ValueError("this trainer is private already: make a new one for another run")
     if hasattr(trainer, "get_train_dataloader") and hasattr(trainer, "training_step"):
         if model is not None:
             raise ValueError("model= is for Lightning: a transformers.Trainer has its own")
-        training._loop = _in_transformers(trainer, plan, planned, how)
+        _in_transformers(trainer, training)
     elif hasattr(trainer, "fit_loop"):
-        trainer.callbacks.append(_lightning_callback(trainer, training, plan, model, planned, how))
+        trainer.callbacks.append(_lightning_callback(trainer, training, model))
     else:
         raise TypeError(
             "trainer must be a transformers.Trainer or a Lightning Trainer, not "
             f"{type(trainer).__name__}: any other loop becomes private with forethought.private"
         )
+    trainer.private_training = training
     return training
 
 
@@ -128,18 +143,25 @@ def _require_fit(arguments: Any) -> None:
 class _Steps:
     """A private loader whose iterations all have ``len`` batches, until the plan's rounds are done.
 
+    It takes the place of a trainer's own loader, so that nothing in it reads records but rounds.
+
     Args:
-        loader: of one loop.
+        training: has the loop once the trainer begins to train.
     """
 
-    def __init__(self, loader: PrivateLoader) -> None:
-        self._loader = loader
+    def __init__(self, training: PrivateTraining) -> None:
+        self._training = training
 
     def __len__(self) -> int:
-        return len(self._loader)
+        return epoch_ends(self._training._plan)[0]
 
     def __iter__(self) -> Iterator[Any]:
-        return islice(self._loader._until(self._loader._rounds.plan.rounds), len(self))
+        if (loop := self._training._loop) is None:
+            raise RoundError(
+                "records would be read before the rounds begin, without noise: leave out "
+                "LearningRateFinder, BatchSizeFinder and Tuner (planned=True has a step size)"
+            )
+        yield from islice(loop.loader._until(self._training._plan.rounds), len(self))
 
 
 # In transformers.
@@ -153,8 +175,8 @@ _GOES_ON = (
 _OF_BATCHES = ("loss", "grad_norm", "train_loss")
 
 
-def _in_transformers(trainer: Any, plan: Plan, planned: bool, how: dict[str, Any]) -> OwnLoop:
-    arguments = trainer.args
+def _in_transformers(trainer: Any, training: PrivateTraining) -> None:
+    arguments, plan, planned = trainer.args, training._plan, training._planned
     _require_fit(arguments)
     for name in ("activation_checkpointing_kwargs", "gradient_checkpointing_kwargs"):
         if (getattr(arguments, name, None) or {}).get("use_reentrant"):
@@ -173,14 +195,19 @@ def _in_transformers(trainer: Any, plan: Plan, planned: bool, how: dict[str, Any
         _leave_cut(trainer)
     if not planned:
         trainer.create_optimizer()
-    loop = private(
-        trainer.model, None if planned else trainer.optimizer, _data_of(trainer), plan, **how
-    )
-    loop.optimizer._rounds.marks_gradients = False  # a Trainer always reads gradients
-    trainer.optimizer, steps = loop.optimizer, _Steps(loop.loader)
+    if getattr(trainer.data_collator, "padding", None) in (True, "longest"):
+        warnings.warn(
+            "the collator pads to the longest record of a batch, of which rounds make one a "
+            "record: pad all to one length that is public, with padding='max_length' and "
+            "max_length= where the text is tokenized",
+            stacklevel=3,
+        )
+    loop = training._begin(trainer.model, trainer.optimizer, trainer.get_train_dataloader())
+    rounds = loop.optimizer._rounds
+    rounds.in_trainer = True
+    trainer.optimizer, steps = loop.optimizer, _Steps(training)
     if planned:
-        always = torch.optim.lr_scheduler.LambdaLR(loop.optimizer, lambda _: 1.0)
-        trainer.lr_scheduler = always
+        trainer.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(loop.optimizer, lambda _: 1.0)
     arguments.max_steps = plan.rounds
     arguments.logging_nan_inf_filter = False  # it would depend on a private loss
     step, log, train = trainer.training_step, trainer.log, trainer.train
@@ -188,6 +215,7 @@ def _in_transformers(trainer: Any, plan: Plan, planned: bool, how: dict[str, Any
     def begun(resume_from_checkpoint: Any = None, *rest: Any, **named: Any) -> Any:
         if resume_from_checkpoint:
             raise ValueError(f"resume_from_checkpoint= {_GOES_ON}")
+        rounds._require_going_on()
         return train(None, *rest, **named)
 
     def training_step(model: Any, inputs: Any, *_: Any, **__: Any) -> torch.Tensor:
@@ -197,12 +225,12 @@ def _in_transformers(trainer: Any, plan: Plan, planned: bool, how: dict[str, Any
         return torch.full((), float("nan"), device=arguments.device)
 
     def logged(logs: dict[str, Any], *rest: Any, **named: Any) -> Any:
-        return log({k: v for k, v in logs.items() if k not in _OF_BATCHES}, *rest, **named)
+        held = {k for k, v in logs.items() if k in _OF_BATCHES or isinstance(v, Deferred)}
+        return log({k: v for k, v in logs.items() if k not in held}, *rest, **named)
 
     trainer.get_train_dataloader = lambda: steps
     trainer.training_step, trainer.log, trainer.train = training_step, logged, begun
     trainer.floating_point_ops = lambda inputs: 0  # they depend on the private batch size
-    return loop
 
 
 def _leave_cut(trainer: Any) -> None:
@@ -223,36 +251,25 @@ def _leave_cut(trainer: Any) -> None:
     trainer.args.average_tokens_across_devices = False
 
 
-def _data_of(trainer: Any) -> Any:
-    """The loader whose data set and collator are used; warns of padding by batch."""
-    loader = trainer.get_train_dataloader()
-    if getattr(trainer.data_collator, "padding", None) in (True, "longest"):
-        warnings.warn(
-            "the collator pads to the longest record of a batch, of which rounds make one a "
-            "record: pad all to one length that is public, with padding='max_length' and "
-            "max_length= "
-            "where the text is tokenized",
-            stacklevel=4,
-        )
-    return loader
-
-
 # In Lightning.
 
 
-def _lightning_callback(
-    trainer: Any,
-    training: PrivateTraining,
-    plan: Plan,
-    part: torch.nn.Module | None,
-    planned: bool,
-    how: dict[str, Any],
-) -> Any:
+def _lightning_callback(trainer: Any, training: PrivateTraining, part: Any) -> Any:
     """A callback that puts a plan's rounds into a Lightning trainer when it begins to train."""
     _require_fit(trainer)
+    package = type(trainer).__module__.partition(".trainer")[0]  # it has two names
+    base: Any = import_module(f"{package}.callbacks").Callback
 
-    class PrivateRoundsCallback(_base_of(trainer)):  # type: ignore[misc]
+    class PrivateRoundsCallback(base):  # type: ignore[misc]
         """Replaces loader, optimizer and log of a fit by those of the plan."""
+
+        def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+            fit, steps, most = trainer.fit_loop, _Steps(training), trainer.limit_train_batches
+            self.own, fit._data_source.instance = copy.copy(fit._data_source), steps
+            # Before the optimizer is made, since schedules ask for the number of steps.
+            each = min(len(steps), most if isinstance(most, int) else int(len(steps) * most))
+            fit.max_epochs = -(-training._plan.rounds // max(1, each))
+            fit.epoch_loop.max_steps = training._plan.rounds
 
         def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
             if trainer.ckpt_path or trainer.global_step:
@@ -267,27 +284,14 @@ def _lightning_callback(
                 )
             if training._loop is not None:
                 raise RoundError("this trainer has trained: call private_trainer for every fit")
-            model = pl_module if part is None else part
-            loaders = trainer.fit_loop._combined_loader.flattened
-            if len(loaders) != 1:
-                raise ValueError(f"fit has {len(loaders)} training loaders: give one data set")
-            own = None if planned else trainer.optimizers[0]
-            loop = training._loop = private(model, own, loaders[0], plan, **how)
+            model, given = pl_module if part is None else part, self.own.dataloader()
+            if isinstance(given, Mapping | list | tuple) or hasattr(given, "flattened"):
+                raise ValueError("fit takes one training loader, in no dict and no list")
+            loop = training._begin(model, trainer.optimizers[0], given)
             trainer.strategy.optimizers = [loop.optimizer]
-            fit = trainer.fit_loop
-            fit._data_source.instance, fit._combined_loader = _Steps(loop.loader), None
-            fit.max_epochs, fit.epoch_loop.max_steps = -1, plan.rounds
             _state_in(trainer.strategy, pl_module)
 
     return PrivateRoundsCallback()
-
-
-def _base_of(trainer: Any) -> Any:
-    """The callback class of the trainer's library, which exists under two package names."""
-    from importlib import import_module
-
-    package = type(trainer).__module__.partition(".trainer")[0]
-    return import_module(f"{package}.callbacks").Callback
 
 
 def _state_in(strategy: Any, module: Any) -> None:
@@ -296,15 +300,14 @@ def _state_in(strategy: Any, module: Any) -> None:
     told: set[str] = set()
 
     def logged(name: str, value: Any, *rest: Any, **named: Any) -> None:
-        if isinstance(value, Deferred):
-            if name not in told:
-                warnings.warn(
-                    f"{name} is of private records and holds no number: it is not logged",
-                    stacklevel=2,
-                )
+        if not isinstance(value, Deferred):
+            # The number of records in a batch is private, so all batches have one weight.
+            log(name, value, *rest, **{"batch_size": 1, **named})
+        elif name not in told:
             told.add(name)
-            return
-        log(name, value, *rest, **named)
+            warnings.warn(
+                f"{name} is of private records and holds no number: it is not logged", stacklevel=2
+            )
 
     def training_step(*args: Any, **kwargs: Any) -> Any:
         # Only for this call, since the round needs the module unchanged.
