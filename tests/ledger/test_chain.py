@@ -188,6 +188,13 @@ IMPOSSIBLE = {
         {**e[11], "values": {**e[4]["values"], "reservation": n, "at": e[12]["values"]["at"]}}
         for n in range(4, 60)
     ),
+    "an account whose charges add up to another budget": lambda e: e[1]["values"]["account"].update(
+        budget={"epsilon": 1.0, "delta": 1e-6}
+    ),
+    "an account whose charges are under another adjacency": lambda e: e[1]["values"][
+        "account"
+    ].update(adjacency="zero-out"),
+    "an account that protects a house": lambda e: e[1]["values"]["account"].update(unit="house"),
     "values that are missing": lambda e: e[5].update(values={"at": e[5]["values"]["at"]}),
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from forethought.ledger.page import account_page
 from forethought.ledger.store import open_book
 from forethought.values.mechanism import Budget, Mechanism, Persons, Poisson, Rounds
 from forethought.values.plan import Plan
+from forethought.values.signing import generate
 
 
 def told(*arguments: object) -> tuple[int, str]:
@@ -111,6 +113,7 @@ def test_the_life_of_a_book(place: Path, plan: Path, tmp_path: Path) -> None:
         (("serve", "{}", "--certificate", "{}.c", "--certificate-key", "{}.k"), "books.db.c and"),
         (("serve", "{}", "--host", "192.0.2.1", "--plain-http"), "192.0.2.1"),
         (("show", "{}", "--token-file", __file__), "takes no token"),
+        (("show", "{}?"), "without ?"),
         (
             ("end", "{}", 1, "--rounds", 0, "--reason", "x", "--token-file", "{}", "--key", "{}"),
             "a key is for",
@@ -124,6 +127,39 @@ def test_wrong_inputs_are_one_line(
     code, text = told(*(str(one).format(place) for one in arguments))
     assert code != 0 and words in text, text
     assert "Traceback" not in text
+
+
+def test_the_key_of_the_environment_signs_a_new_book(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generate(tmp_path / "key")
+    monkeypatch.setenv("FORETHOUGHT_LEDGER_KEY", str(tmp_path / "key"))
+    path = tmp_path / "books.db"
+    code, text = told("create", path, "--data", "x", "--epsilon", 8, "--delta", 1e-6)
+    assert code == 0, text
+    assert told("open", path, "--data", "y", "--epsilon", 8, "--delta", 1e-6)[0] == 0
+    monkeypatch.delenv("FORETHOUGHT_LEDGER_KEY")
+    code, text = told("open", path, "--data", "z", "--epsilon", 8, "--delta", 1e-6)
+    assert code != 0 and "is signed" in text, text
+
+
+def test_what_was_verified_is_said(place: Path) -> None:
+    code, text = told("verify", place)
+    assert code == 0 and "signatures" not in text and "older copy" in text, text
+    with contextlib.closing(open_book(f"sqlite:///{place}", actor="x")) as book:
+        head = book.total("patients").head
+    code, text = told("verify", place, "--head", head)
+    assert code == 0 and "older copy" not in text, text
+    signed, key = place.with_name("signed.db"), place.with_name("key")
+    generate(key)
+    own = "--data", "x", "--epsilon", 8, "--delta", 1e-6, "--key", key
+    assert told("create", signed, *own)[0] == 0
+    code, text = told("verify", signed, "--public-key", key)
+    assert code == 0 and "signatures" in text, text
+    exported = place.with_name("book.json")
+    assert told("export", place, "--out", exported)[0] == 0
+    code, text = told("verify", exported, "--token-file", key)
+    assert code != 0 and "no token" in text, text
 
 
 def test_a_book_of_any_name_is_verified_and_never_replaced(place: Path) -> None:

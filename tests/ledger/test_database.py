@@ -10,7 +10,7 @@ import sqlite3
 import subprocess
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,18 +21,20 @@ from alembic.migration import MigrationContext
 from sqlalchemy import text
 
 from forethought.ledger import migrations
-from forethought.ledger.book import Account, BookError, Charge
+from forethought.ledger.book import Account, BookError, Charge, OverBudgetError
 from forethought.ledger.database import TABLES, address, connected
 from forethought.ledger.migrations.versions import v0001
 from forethought.ledger.store import Store, create, open_book
-from forethought.values.mechanism import Budget
+from forethought.values.mechanism import Budget, FullBatch, Mechanism, Rounds
 from trials.ledger import Server
 
 DATA = "patients"
 
 
 def test_addresses_that_are_none(tmp_path: Path) -> None:
-    for url in ("books.db", "", "sqlite://", "sqlite:///:memory:", "mysql://u:secret@h/d", "::"):
+    options = "sqlite:///a.db?mode=ro", "sqlite:///what?.db", "sqlite://host/a.db"
+    none = "books.db", "", "sqlite://", "sqlite:///:memory:", "mysql://u:secret@h/d", "::"
+    for url in (*none, *options):
         with pytest.raises(BookError, match="sqlite:///FILE") as error:
             open_book(url, actor="x")
         assert "secret" not in str(error.value)
@@ -53,6 +55,51 @@ def test_a_file_that_is_no_book(tmp_path: Path) -> None:
             open_book(f"sqlite:///{tmp_path / name}", actor="x")
     with pytest.raises(BookError, match="exists"):
         create(f"sqlite:///{tmp_path / 'empty'}", actor="x")
+
+
+def taken(place: Path, copy: Path | None = None) -> None:
+    """Take a book's files away, while others have it open; a copy comes in their place."""
+    for end in ("", "-wal", "-shm"):
+        place.with_name(place.name + end).unlink(missing_ok=True)
+    if copy is not None:
+        copy.rename(place)
+
+
+def test_a_file_that_was_replaced_is_written_no_more(tmp_path: Path, charge: Charge) -> None:
+    place, copy = tmp_path / "books.db", tmp_path / "copy.db"
+    url = f"sqlite:///{place}"
+    with contextlib.closing(create(url, actor="owner")) as book:
+        book.open_account(Account(DATA, Budget(8.0, 1e-6)))
+    shutil.copy(place, copy)
+    with contextlib.closing(open_book(url, actor="a service")) as service:
+        assert [service.reserve(DATA, charge).number for _ in range(2)] == [1, 2]
+        taken(place, copy)
+        with contextlib.closing(open_book(url, actor="other")) as other:
+            other.reserve(DATA, charge)
+            assert service.reserve(DATA, charge).number == 2
+            assert other.reservations(DATA) == service.reservations(DATA)
+            assert not other.verify()
+        taken(place)
+        with pytest.raises(BookError, match="no such file"):
+            service.reserve(DATA, charge)
+
+
+def test_an_account_is_what_the_book_says_now(tmp_path: Path) -> None:
+    """Also where an older copy came in its place, and the account was opened anew."""
+    place, copy = tmp_path / "books.db", tmp_path / "copy.db"
+    url = f"sqlite:///{place}"
+    create(url, actor="owner").close()
+    shutil.copy(place, copy)
+    dear = Charge(Mechanism(Rounds(1.0, 10, FullBatch())))
+    with contextlib.closing(open_book(url, actor="a service")) as service:
+        service.open_account(Account(DATA, Budget(80.0, 1e-6)))
+        assert service.fits(DATA, dear)
+        taken(place, copy)
+        with contextlib.closing(open_book(url, actor="owner")) as owner:
+            owner.open_account(Account(DATA, Budget(8.0, 1e-6)))
+        with pytest.raises(OverBudgetError):
+            service.reserve(DATA, dear)
+        assert service.account(DATA).budget.epsilon == 8.0
 
 
 def test_a_database_that_has_other_tables(url: str, book: Store) -> None:
@@ -222,6 +269,7 @@ class Line:
     Attributes:
         cut: "before": what says COMMIT does not arrive; "after": its answer does not; None: whole.
         for_good: nobody comes through after that.
+        then: is called when the server has done what says COMMIT, and nobody knows yet.
     """
 
     def __init__(self, path: str) -> None:
@@ -229,6 +277,7 @@ class Line:
         self.port = self._listener.getsockname()[1]
         self.cut: str | None = None
         self.for_good = self.closed = False
+        self.then: Callable[[], object] = lambda: None
         threading.Thread(target=self._accept, daemon=True).start()
 
     def _accept(self) -> None:
@@ -263,6 +312,7 @@ class Line:
                             muted.set()
                             server.sendall(data)
                             assert answered.wait(60)
+                            self.then()
                         client.shutdown(socket.SHUT_RDWR)
                         break
                     server.sendall(data)
@@ -317,6 +367,21 @@ def test_a_connection_that_does_not_come_back(
         with pytest.raises(BookError, match=r"not known.*charged") as error:
             book.reserve(DATA, charge)
         assert "\n" not in str(error.value)
+
+
+def test_a_change_whose_answer_is_lost_is_unknown_while_others_write(
+    line: tuple[Line, str], new_schema: str, charge: Charge
+) -> None:
+    made, url = line
+    engine = connected(address(new_schema), 5.0)
+    with engine.connect() as other, contextlib.closing(open_book(url, actor="x")) as calm:
+        head = text("SELECT * FROM head FOR UPDATE")
+        made.cut, made.then = "after", lambda: other.execute(head)
+        hasty = contextlib.closing(open_book(url, actor="x", patience=0.05))
+        with hasty as book, pytest.raises(BookError, match="not known"):
+            book.reserve(DATA, charge)
+        assert len(calm.reservations(DATA)) == 1
+    engine.dispose()
 
 
 def test_a_server_that_is_not_careful_is_refused(server: Server, new_schema: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections import Counter
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import numpy as np
@@ -81,6 +82,28 @@ def test_a_copy_in_another_form_is_the_same_data_set(tmp_path: Path) -> None:
     booleans = frame.with_columns(pl.col("ok") == 1, pl.col("age").cast(pl.Float32))
     assert sorted(contents(booleans)) == wanted
     assert contents(frame, leave_out=["dose"]) != contents(frame)
+    with pytest.raises(TypeError, match="frame of polars"):
+        contents(frame.to_dicts())  # type: ignore[arg-type]
+
+
+def test_how_exact_a_columns_type_is_does_not_matter() -> None:
+    times = [datetime(2020, 1, 2, 3, 4, 5), datetime(2020, 1, 2)]
+    frame = pl.DataFrame({"at": times, "x": [0.1, 2.5], "id": [2**53 + 2, 2**60]})
+    wanted = contents(frame)
+    words = {"at": ["2020-01-02 03:04:05", "2020-01-02"], "x": ["0.1", "2.50"]}
+    assert contents(frame.with_columns(**{n: pl.Series(w) for n, w in words.items()})) == wanted
+    single = frame.with_columns(pl.col("x").cast(pl.Float32))
+    for copy in (
+        *(frame.with_columns(pl.col("at").cast(pl.Datetime(unit))) for unit in ("ms", "ns")),
+        single,
+        single.with_columns(pl.col("x").cast(pl.Float64)),
+        single.with_columns(pl.col("x").cast(pl.Float64).cast(pl.String)),
+        frame.with_columns(pl.col("x").cast(pl.Decimal(10, 4))),
+        frame.with_columns(pl.col("id").cast(pl.Float64)),
+    ):
+        assert contents(copy) == wanted, copy
+    of_minutes = pl.DataFrame({"d": [timedelta(minutes=1)], "l": [[1]], "b": [b"\xff"]})
+    assert contents(of_minutes) == contents(of_minutes.with_columns(d=60))
 
 
 def test_records_of_different_entries_have_different_bytes() -> None:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from sqlalchemy import text
 
-from forethought.ledger.book import Account, BookError, Charge, OverBudgetError
+from forethought.accounting.interval import at_most
+from forethought.ledger.book import Account, BookError, Charge, OverBudgetError, Reservation
 from forethought.ledger.database import address, connected
 from forethought.ledger.history import history
-from forethought.ledger.page import account_page, index_page
+from forethought.ledger.page import account_page, index_page, shown
 from forethought.ledger.store import Store, create
 from forethought.values.mechanism import Budget, FullBatch, Mechanism, Rounds
 from seen import sideways, unreadable
@@ -82,6 +84,25 @@ def test_an_auditor_sees_what_is_not_certain(book: Store, tmp_path: Path) -> Non
         connection.execute(without, {"unit": ',"unit":"person"'})
     engine.dispose()
     assert "not said to protect a person" in account_page(book, "people")
+
+
+def test_a_page_is_of_one_moment(book: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody reserves between the total that was read and the list of reservations."""
+    read, late = Store.reservations, [charge(40.0), charge(40.0)]
+
+    def reservations(self: Store, data: str) -> Sequence[Reservation]:
+        if late:
+            book.reserve(data, late.pop())
+        return read(self, data)
+
+    monkeypatch.setattr(Store, "reservations", reservations)
+    page = account_page(book, "patients")
+    total = book.total("patients")
+    assert not late and f"<dt>Spent, as an upper bound</dt><dd>ε {at_most(total.epsilon)}<" in page
+    assert total.head in page and "<dt>Reservations</dt><dd>6<" in page
+    late.append(charge(40.0))
+    assert book.total("patients").head not in (text := shown(book, "patients")[0])
+    assert book.total("patients").head in text
 
 
 def test_the_history_ends_at_the_total_and_is_that_of_each_moment(book: Store) -> None:

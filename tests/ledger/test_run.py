@@ -85,6 +85,14 @@ class Looked(torch.utils.data.Dataset[Any]):
         return self._inputs[index], self._targets[index]
 
 
+def test_a_ledger_is_named_by_texts(tmp_path: Path) -> None:
+    for wrong in ((tmp_path / "books.db", "patients"), ("sqlite:///b.db", None)):
+        with pytest.raises(TypeError, match="class str"):
+            Ledger(*wrong)  # type: ignore[arg-type]
+    one = Ledger("sqlite:///b.db", "patients", also="clinic")  # type: ignore[arg-type]
+    assert one == Ledger("sqlite:///b.db", "patients", also=("clinic",))
+
+
 def test_no_record_is_read_before_the_whole_plan_is_reserved(tmp_path: Path) -> None:
     ledger, book = opened(tmp_path)
     plan = planned()

@@ -10,6 +10,7 @@ import http.server
 import io
 import ipaddress
 import json
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -22,6 +23,7 @@ import pytest
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
 
+from forethought.ledger import remote
 from forethought.ledger.book import (
     Account,
     BookError,
@@ -132,7 +134,7 @@ def test_every_method_gives_what_the_book_itself_gives(site: Site) -> None:
     persons = [bytes([one]) * 16 for one in range(9)]
     assert kim.add_persons("trials", "site=A", persons) == 9
     assert kim.add_persons("trials", "site=A", persons) == 0
-    assert ann.overlaps("patients", persons) == {}  # parts of a data set are asked of its whole
+    assert ann.overlaps("patients", persons) == {"trials": (9, 9)}
     assert ann.overlaps("trials", persons[3:], "site=A") == {"trials": (6, 9)}
     assert ann.overlaps("trials", persons, "site=B") == {}
     assert ann.add_records("patients", persons[:4], "of all") == 4
@@ -146,6 +148,20 @@ def test_every_method_gives_what_the_book_itself_gives(site: Site) -> None:
     assert list(ann.verify(head)) == [] and list(ann.verify("sha256:none")) != []
     for name in ("kim", "ann"):
         site.as_(name).close()
+
+
+def test_many_persons_come_in_pieces(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote, "AT_ONCE", 2)
+    kim, persons = site.as_("kim"), [bytes([one]) * 16 for one in range(5)]
+    assert kim.add_persons("patients", "site=C", []) == 0
+    assert "site=C" in kim.total("patients").by_part
+    kim.add_persons("patients", "site=A", persons[4:])
+    with pytest.raises(BookError, match="leave them out") as told:
+        kim.add_persons("patients", "site=B", persons)
+    assert "nothing was added" not in str(told.value)  # the pieces before were
+    assert kim.overlaps("patients", [*persons, *persons], "site=B") == {"patients": (4, 4)}
+    with pytest.raises(BookError, match="16 bytes"):
+        kim.add_persons("patients", "site=B", ["ann"])  # type: ignore[list-item]
 
 
 def test_refusals_come_as_themselves(site: Site) -> None:
@@ -236,6 +252,8 @@ def test_wrong_tokens_are_slowed_down_and_so_is_whoever_asks_too_often(site: Sit
     for _ in range(30):
         status = site.get("/accounts/patients", Authorization="Bearer ft_wrong")[0]
     assert status == 429
+    for path in ("/accounts/patients", "/"):  # whose token is right does not wait for others
+        assert site.get(path, Authorization=f"Bearer {site.tokens['eve']}")[0] == 200
     buckets = Buckets(rate=1.0, burst=3.0)
     assert [buckets.take("a") for _ in range(5)] == [True, True, True, False, False]
     assert buckets.take("b")
@@ -252,6 +270,25 @@ def test_each_request_is_one_line_of_the_log(site: Site) -> None:
     ]
     assert "not for the log" not in site.log.getvalue()
     assert all(line["ms"] >= 0 and line["from"] == "127.0.0.1" for line in lines)
+
+
+def test_what_is_refused_at_the_door_is_in_the_log(site: Site) -> None:
+    assert site.get("/none")[0] == 404 and site.get("/v1/total")[0] == 405
+    connection = http.client.HTTPConnection("127.0.0.1", site.port, timeout=30)
+    connection.request("POST", "/v1/total", b" " * (5 << 20))
+    assert connection.getresponse().status == 413
+    connection.close()
+    with socket.create_connection(("127.0.0.1", site.port)) as caller:
+        caller.sendall(b"POST /v1/mark HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{")
+    until = time.monotonic() + 60
+    while len(lines := site.log.getvalue().splitlines()) < 4 and time.monotonic() < until:
+        time.sleep(0.01)
+    assert [(one["what"], one["status"]) for one in map(json.loads, lines)] == [
+        ("/none", 404),
+        ("/v1/total", 405),
+        ("/v1/total", 413),
+        ("/v1/mark", 400),
+    ]
 
 
 def test_hostile_bodies_are_one_line(site: Site) -> None:
@@ -296,8 +333,8 @@ class Losing(http.client.HTTPConnection):
 def test_what_is_said_again_after_a_lost_answer_changes_nothing(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ann = site.as_("ann")
     monkeypatch.setattr(http.client, "HTTPConnection", Losing)
+    ann = site.as_("ann")
     held = ann.reserve("patients", CHARGE)
     ann.begin(held.number, "run")
     ann.mark(held.number, 3)
@@ -347,6 +384,16 @@ def test_a_service_that_is_gone_is_one_line(site: Site) -> None:
 def test_addresses_that_are_none_are_refused(url: str, message: str) -> None:
     with pytest.raises(BookError, match=message):
         RemoteBook(url, "ft_x")
+
+
+def test_an_authority_that_is_no_file_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "empty").write_text("")
+    for name in ("none", "empty"):
+        monkeypatch.setenv(AUTHORITY, str(tmp_path / name))
+        with pytest.raises(BookError, match=AUTHORITY):
+            RemoteBook("https://127.0.0.1:1", "ft_x")
 
 
 def test_plain_http_is_for_this_machine(tmp_path: Path) -> None:

@@ -89,7 +89,7 @@ def open_account(
     key: Path | None = KEY,
 ) -> None:
     from forethought.ledger.book import Account
-    from forethought.ledger.paid_run import user
+    from forethought.ledger.paid_run import named_key, user
     from forethought.ledger.store import create, rule_of
 
     chosen: dict[str, Any] = {"adjacency": adjacency, "unit": unit}
@@ -98,7 +98,7 @@ def open_account(
     rule_of(account, rule, blocks)  # before a new book is made
     warn_if_hollow(delta, None)
     with closing(
-        create(url_of(place), actor=user(), key=key) if new else _store(place, key)
+        create(url_of(place), actor=user(), key=key or named_key()) if new else _store(place, key)
     ) as book:
         made = book.open_account(account, rule, blocks)
     end = "" if made.until is None else f" until {made.until}"
@@ -174,12 +174,16 @@ def verify(
     public_key: Path | None = option("Key that must have signed every entry.", dir_okay=False),
     token_file: Path | None = TOKEN_FILE,
 ) -> None:
-    """Find any edit, deletion or reordering in a book, or in its JSON export."""
+    """Find edits, gaps and reordering in a book, or in its JSON export; by --head, an older copy.
+
+    Without --public-key, whoever keeps the book can write it anew, and it verifies.
+    """
     from forethought.ledger.chain import verify_export
 
     path = Path(place)
     held = path.read_bytes() if path.suffix == ".json" and path.is_file() else b"SQLite"
     if not held.startswith(b"SQLite"):  # a book's own file may have any name
+        command.refuse(token_file, "a JSON export needs no token: leave --token-file out")
         problems = verify_export(held.decode("utf-8", "replace"), head=head, key=public_key)
     else:
         with closing(_book(place, token_file, public_key)) as book:
@@ -187,7 +191,9 @@ def verify(
     output.json(lambda: {"problems": list(problems)})
     if problems:
         raise typer.Exit(command.fail(f"{place} does not verify: {'; '.join(problems)}", 1))
-    output.console.print(f"{place} verifies: chain, signatures, sums and lives")
+    signed = "signatures, " if public_key else ""
+    older = "" if head else "; an older copy would, too: give the newest --head you know of"
+    output.console.print(f"{place} verifies: chain, {signed}sums and lives{older}")
 
 
 @ledger.command(
@@ -321,7 +327,6 @@ def serve(
         raise ValueError(
             f"the service needs more packages ({error.name}): pip install 'forethought[ledger]'"
         ) from None
-    command.together(("--certificate", certificate, "--certificate-key", certificate_key))
     with closing(_store(place, key)) as book:
         listener = listening(
             host, port, certificate=certificate, key=certificate_key, plain=plain_http

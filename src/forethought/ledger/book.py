@@ -58,6 +58,9 @@ class Account:
         unit: the unit of protection: one record, or one person with all of their records.
         opened: date, UTC, as YYYY-MM-DD.
         until: the last date, UTC, on which a reservation can be made; None: no end.
+
+    Raises:
+        ValueError: an unknown unit.
     """
 
     data: str
@@ -66,6 +69,14 @@ class Account:
     unit: Unit = "record"
     opened: str = ""
     until: str | None = None
+
+    def __post_init__(self) -> None:
+        one_of("unit", self.unit, get_args(Unit))
+
+    def require_going(self, at: str) -> None:
+        """Raise BookError if the account had ended by a date, UTC, as YYYY-MM-DD…"""
+        if self.until is not None and at[:10] > self.until:
+            raise BookError(f"the account of {self.data!r} ended on {self.until}")
 
 
 @dataclass(frozen=True)

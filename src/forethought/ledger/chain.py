@@ -49,6 +49,14 @@ def _hash(number: int, kind: str, values: Mapping[str, Any], previous: str) -> s
     return digest({"number": number, "kind": kind, "values": values, "previous": previous})
 
 
+def different(persons: Iterable[bytes]) -> list[bytes]:
+    """The different hashes of persons, sorted. Raises BookError: one is no hash of 16 bytes."""
+    found = set(persons)
+    if wrong := [one for one in found if not isinstance(one, bytes) or len(one) != 16]:
+        raise book.BookError(f"a person is a keyed hash of 16 bytes, not {wrong[0]!r}")
+    return sorted(found)
+
+
 def persons_digest(persons: Iterable[bytes]) -> str:
     """One digest of a set of persons' hashes, for the entry that registers them."""
     return "sha256:" + hashlib.sha256(b"".join(sorted(persons))).hexdigest()
@@ -126,8 +134,8 @@ def ended(held: book.Reservation, rounds: int) -> book.Reservation:
     """The reservation ended by a decision, with at least as many rounds as its mark."""
     if held.released == rounds:
         return held
-    if held.released is not None:
-        raise _is_over(held)
+    if held.status != "reserved":
+        _active(held)
     if rounds_of(held, rounds) < held.mark:
         raise book.BookError(
             f"reservation {held.number} may have released {held.mark} rounds: it cannot end with "
@@ -151,13 +159,9 @@ def _active(held: book.Reservation) -> None:
             f"reservation {held.number} has not begun: begin it with its run's name"
         )
     if held.status != "active":
-        raise _is_over(held)
-
-
-def _is_over(held: book.Reservation) -> book.BookError:
-    return book.BookError(
-        f"reservation {held.number} is over: {held.status} with {held.released} rounds released"
-    )
+        raise book.BookError(
+            f"reservation {held.number} is over: {held.status} with {held.released} rounds released"
+        )
 
 
 def rounds_of(held: book.Reservation, rounds: int) -> int:
@@ -204,9 +208,11 @@ class BookState:
             case "account":
                 account = account_from(values["account"])
                 _require(account.data not in self.accounts, f"a second account {account.data!r}")
-                self.accounts[account.data] = account
-                self.rules[account.data] = TotalRule.from_dict(values["rule"])
-                self.sums[account.data, ""] = self.rules[account.data].nothing
+                rule = TotalRule.from_dict(values["rule"])
+                same = (rule.budget, rule.adjacency) == (account.budget, account.adjacency)
+                _require(same, "its charges add up to another budget than the account's")
+                self.accounts[account.data], self.rules[account.data] = account, rule
+                self.sums[account.data, ""] = rule.nothing
             case "partition" | "records":
                 at = values["data"], values["partition"] or ""
                 self.sums.setdefault(at, self.rules[at[0]].nothing)
@@ -408,7 +414,6 @@ def verify_export(text: str, *, head: str | None = None, key: Path | None = None
             key that the book names, which proves only that nothing changed since.
     """
     try:
-        wanted = public_key_of(key) if key else None
-        return play(exported(text), head, wanted)[1]
+        return play(exported(text), head, public_key_of(key) if key else None)[1]
     except (book.BookError, SignatureError) as error:
         return [str(error)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sqlite3
 from dataclasses import dataclass
@@ -30,14 +31,15 @@ def address(url: str) -> sa.URL:
         found = sa.make_url(url)
     except ArgumentError:
         raise BookError(f"{_hidden(url)} is no address of a book: {_FORMS}") from None
-    if found.drivername == "sqlite" and found.database not in (None, "", ":memory:"):
+    file = found.drivername == "sqlite" and found.database not in (None, "", ":memory:")
+    if file and "?" not in url and not found.host:
         return found
     if found.drivername in ("postgresql", "postgres"):
         return found.set(drivername="postgresql+psycopg")
-    raise BookError(f"a book cannot be kept at {shown(found)}: {_FORMS}")
+    raise BookError(f"a book cannot be kept at {_hidden(url)}: {_FORMS}")
 
 
-_FORMS = "say sqlite:///FILE or postgresql://USER@HOST/DATABASE"
+_FORMS = "say sqlite:///FILE (without ?) or postgresql://USER@HOST/DATABASE"
 
 
 def _hidden(url: str) -> str:
@@ -84,6 +86,7 @@ def connected(url: sa.URL, patience: float) -> sa.Engine:
             poolclass=sa.QueuePool,
         )
         sa.event.listen(engine, "begin", _begin)
+        sa.event.listen(engine, "checkout", lambda _, record, __: _require_place(record, url))
         return engine
     try:
         import psycopg  # noqa: F401
@@ -106,9 +109,7 @@ def connected(url: sa.URL, patience: float) -> sa.Engine:
 
 
 def _sqlite(path: str, patience: float) -> sqlite3.Connection:
-    may_write = os.access(path, os.W_OK, effective_ids=True) and os.access(
-        Path(path).parent, os.W_OK, effective_ids=True
-    )
+    may_write = all(os.access(at, os.W_OK, effective_ids=True) for at in (path, Path(path).parent))
     log = Path(f"{path}-wal")
     if may_write or not Path(path).exists():
         mode = "mode=rw"
@@ -125,6 +126,17 @@ def _sqlite(path: str, patience: float) -> sqlite3.Connection:
     connection.execute("PRAGMA synchronous = FULL")
     connection.execute("PRAGMA foreign_keys = ON")
     return connection
+
+
+def _require_place(record: sa.pool.ConnectionPoolEntry, url: sa.URL) -> None:
+    """Have the pool connect anew where another file has taken the place of the connection's."""
+    # A file that was moved or deleted stays writable, and whoever opens the book never reads it.
+    place = None
+    with contextlib.suppress(OSError):
+        found = Path(str(url.database)).stat()
+        place = found.st_dev, found.st_ino
+    if record.info.setdefault("place", place) != place:
+        raise sa.exc.DisconnectionError(f"{url.database} is another file now")
 
 
 def _begin(connection: sa.Connection) -> None:
@@ -178,7 +190,8 @@ class Failure:
     words: str
 
 
-_SQLITE = {
+# Beginning of an error's name (SQLite) or SQLSTATE (PostgreSQL) → words for the user.
+_WORDS = {
     "FULL": "the disk is full: make room, nothing else is needed",
     "READONLY": "its file, or the folder, may only be read: changes need the right to write both",
     "CANTOPEN": "there is no such file, or its folder cannot be written",
@@ -187,8 +200,6 @@ _SQLITE = {
     "IOERR": "the disk fails",
     "AUTH": "access is refused",
     "PERM": "access is refused",
-}
-_POSTGRES = {
     "53100": "the server's disk is full: make room, nothing else is needed",
     "25006": "the server takes no changes at present (it is a stand-by, or read-only)",
     "42501": "the user may not do this: grant the tables' rights",
@@ -197,7 +208,7 @@ _POSTGRES = {
     "42P01": "the database is no book",
     "XX": "the server reports damage: go back to a copy, and verify it with the newest known head",
 }
-_AGAIN = ("40001", "40P01")
+_AGAIN, _BUSY = ("40001", "40P01"), ("BUSY", "LOCKED", "55P03")
 # SQLSTATE of: connections, shutdown, crash, start-up, too many clients, idle in a transaction.
 _LOST = ("08", "57P", "53300", "25P03", "25P04")
 
@@ -206,20 +217,16 @@ def failure(error: DBAPIError) -> Failure:
     """A database's error as one line, and whether a retry can help."""
     cause: Any = error.orig
     first = (str(cause).strip().splitlines() or [type(cause).__name__])[0]
-    if isinstance(cause, sqlite3.Error):
-        name = str(getattr(cause, "sqlite_errorname", "")).removeprefix("SQLITE_")
-        if name.startswith(("BUSY", "LOCKED")):
-            return Failure("busy", "others have been writing to it all the time: try again")
-        words = next((words for key, words in _SQLITE.items() if name.startswith(key)), None)
-        return Failure("stop", f"{words} ({first})" if words else first)
-    state = getattr(cause, "sqlstate", None)
-    if state in _AGAIN:
+    local = isinstance(cause, sqlite3.Error)
+    name = getattr(cause, "sqlite_errorname" if local else "sqlstate", None) or ""
+    name = name.removeprefix("SQLITE_")
+    if name in _AGAIN:
         return Failure("again", first)
-    if state == "55P03":
+    if name.startswith(_BUSY):
         return Failure("busy", "others have been writing to it all the time: try again")
-    if error.connection_invalidated or state is None or state.startswith(_LOST):
+    if not local and (error.connection_invalidated or not name or name.startswith(_LOST)):
         return Failure("lost", first)
-    words = next((words for key, words in _POSTGRES.items() if state.startswith(key)), None)
+    words = next((words for key, words in _WORDS.items() if name.startswith(key)), None)
     return Failure("stop", f"{words} ({first})" if words else first)
 
 

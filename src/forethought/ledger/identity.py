@@ -31,6 +31,8 @@ import numpy as np
 import polars as pl
 from blake3 import blake3
 
+from forethought.data.files import with_entries, written
+
 KEY_BYTES, HASH_BYTES = 32, 16
 _NUMBERS = 1024
 # Records that are expanded at a time: 2 MB of numbers, which fit into the processor's cache.
@@ -123,27 +125,31 @@ def contents(frame: pl.DataFrame, leave_out: Iterable[str] = ()) -> list[bytes]:
     """Every row of a table as bytes: equal for equal entries, for any order of the columns.
 
     Numbers are compared by value, whether written as "1", "1.0" or 1; words without spaces around
-    them; all missing entries are equal.
+    them; all missing entries are equal. How exact a column's type is does not matter.
 
     Args:
         leave_out: columns that do not identify records, such as a running number.
+
+    Raises:
+        TypeError: ``frame`` is no frame of polars.
     """
-    left_out = set(leave_out)
+    if not isinstance(frame, pl.DataFrame):
+        raise TypeError(f"give a frame of polars (pl.from_pandas), not {type(frame).__name__}")
+    left_out, frame = set(leave_out), with_entries(frame)
     parts = []
     for name in sorted(set(frame.columns) - left_out):
         entries = frame[name]
-        if entries.dtype == pl.Boolean:
-            entries = entries.cast(pl.Int8)
-        words = entries.cast(pl.String).str.strip_chars()
-        numbers = entries if entries.dtype.is_numeric() else words
-        value = numbers.cast(pl.Float64, strict=False).fill_null(np.nan).to_numpy() + 0.0
+        words = entries.str.strip_chars() if entries.dtype == pl.String else written(entries)
+        # Written again: a float32 has other digits in float64 than in a text.
+        numbers = written(words.cast(pl.Float64, strict=False)).cast(pl.Float64)
+        value = numbers.fill_null(np.nan).to_numpy() + 0.0
         # Whole numbers from 2⁵³ on, such as long identifiers, can be distinguished only as words.
         exact = pl.Series(np.abs(value) < 2**53)
         bits = pl.Series(value.view(np.int64)).cast(pl.String)
         # The length before each word separates it from the next one without ambiguity.
         sized = words.str.len_bytes().cast(pl.String) + ":" + words
-        written = ("n" + bits).zip_with(exact, "w" + sized).fill_null("-")
-        parts.append((f"{len(name.encode())}:{name}=" + written).alias(name))
+        entry = ("n" + bits).zip_with(exact, "w" + sized).fill_null("-")
+        parts.append((f"{len(name.encode())}:{name}=" + entry).alias(name))
     if not parts:
         return [b""] * len(frame)
     together = pl.DataFrame(parts).select(pl.concat_str(pl.all(), separator=";"))

@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import quote
 
 from forethought.accounting.interval import at_least, at_most
-from forethought.ledger.book import Book, Charge, Entry, Reservation, Unit
+from forethought.ledger.book import Book, Charge, Entry, Reservation, Total, Unit
 from forethought.ledger.chain import charge_from
 from forethought.ledger.history import Point, history
 
@@ -37,11 +37,20 @@ def in_plain_words(charge: Charge) -> str:
     return words if found is None else f"best of {found.trials.mean:.3g} trials (mean): {words}"
 
 
+def _at_once(book: Book, data: str) -> tuple[Total, Sequence[Reservation], Sequence[Entry]]:
+    """An account's total and reservations, and the book's entries, of the same moment."""
+    entries = [*book.entries()]
+    while True:
+        total, reservations = book.total(data), book.reservations(data)
+        if not (newer := book.entries(entries[-1].number if entries else 0)):
+            return total, reservations, entries
+        entries += newer  # others wrote meanwhile
+
+
 def account_page(book: Book, data: str) -> str:
     """The page of one data set, for an auditor. Raises BookError: no such account."""
-    account, total = book.account(data), book.total(data)
-    reservations, entries = book.reservations(data), book.entries()
-    problems = book.verify()
+    account, (total, reservations, entries) = book.account(data), _at_once(book, data)
+    problems = book.verify(total.head)
     points = history(entries, data).points
     budget = account.budget
     refused = [
@@ -311,11 +320,9 @@ def shown(book: Book, data: str) -> tuple[str, dict[str, Any]]:
 
     Raises BookError: no such account.
     """
-    account, total = book.account(data), book.total(data)
-    reservations = book.reservations(data)
-    budget, more, apart = account.budget, None, ("data", "charge")
-    if reservations:
-        more = history(book.entries(), data).more(reservations[-1].charge)
+    account, (total, reservations, entries) = book.account(data), _at_once(book, data)
+    budget, apart = account.budget, ("data", "charge")
+    more = history(entries, data).more(reservations[-1].charge) if reservations else None
     end = "" if account.until is None else f", until {account.until}"
     lines = [
         f"{data}: ε {at_most(total.epsilon)} of {budget.epsilon:g} is spent at δ "

@@ -37,6 +37,7 @@ from forethought.ledger.book import (
     Total,
     Unit,
 )
+from forethought.values.checks import require_parts, settle
 from forethought.values.mechanism import Mechanism, UnsupportedMechanismError
 from forethought.values.serialisation import parse, write_text
 
@@ -68,11 +69,8 @@ def book_at(url: str, token_file: str | Path | None = None) -> Book:
     if url.startswith(("http://", "https://")):
         from forethought.ledger.remote import RemoteBook
 
-        if token_file is not None:
-            token = Path(token_file).read_text(encoding="utf-8").strip()
-        else:
-            token = os.environ.get(TOKEN, "").strip()
-        if not token:
+        held = Path(token_file).read_text("utf-8") if token_file else os.environ.get(TOKEN, "")
+        if not (token := held.strip()):
             raise BookError(
                 f"the service at {url} needs a token: name its token_file, or set {TOKEN}"
             )
@@ -96,10 +94,13 @@ def stored(url: str, key: Path | None = None) -> Store:
     """
     from forethought.ledger.store import open_book
 
+    return open_book(url, actor=user(), key=key or named_key())
+
+
+def named_key() -> Path | None:
+    """The key's file that the environment variable FORETHOUGHT_LEDGER_KEY names, if it does."""
     named = os.environ.get(KEY)
-    if key is None and named:
-        key = Path(named)
-    return open_book(url, actor=user(), key=key)
+    return Path(named) if named else None
 
 
 def user() -> str:
@@ -126,6 +127,9 @@ class Ledger:
         identity: file of the key that hashes records and persons (`forethought ledger identity`),
             the same for all users of the book; None: nothing is compared.
 
+    Raises:
+        TypeError: the address, the account's name or the purpose is no text.
+
     >>> Ledger("sqlite:///books.db", "patients", purpose="survival after a stroke").data
     'patients'
     """
@@ -137,6 +141,10 @@ class Ledger:
     partition: str | None = None
     also: tuple[str, ...] = ()
     identity: str | Path | None = None
+
+    def __post_init__(self) -> None:
+        require_parts(self, {"url": str, "data": str, "purpose": str})
+        settle(self, also=(self.also,) if isinstance(self.also, str) else tuple(self.also))
 
     def recognise(self, records: Sequence[bytes], persons: Sequence[bytes] | None = None) -> None:
         """Register records or persons; refuse if another account has them, or the part has not.
@@ -200,8 +208,7 @@ class Ledger:
         """
         with contextlib.closing(self.book()) as book:
             account, total = book.account(self.data), book.total(self.data)
-        if account.until is not None and time.strftime("%Y-%m-%d", time.gmtime()) > account.until:
-            raise BookError(f"the account of {self.data!r} ended on {account.until}")
+        account.require_going(time.strftime("%Y-%m-%d", time.gmtime()))
         if not total.left > 0:
             raise OverBudgetError(
                 f"nothing is left of ε {account.budget.epsilon:g} of {self.data!r}", 0.0
@@ -366,9 +373,7 @@ def _keep(path: Path | None, ledger: Ledger, found: dict[str, Any]) -> None:
 
 def _forget(path: Path | None, number: int | None) -> None:
     """Delete a reservation's file, unless another run of the folder has written its own."""
-    if path is None or not path.is_file():
-        return
-    if parse(path.read_text(encoding="utf-8"))["number"] == number:
+    if path and path.is_file() and parse(path.read_text(encoding="utf-8"))["number"] == number:
         path.unlink()
 
 
@@ -683,11 +688,7 @@ class SeriesPart:
         fits = group <= whole.group and same and selection is None and not resume
         if mechanism != self.mechanism or not fits:
             raise BookError("this part of a series is for another plan, or its series is over")
-        if self._used:
-            raise BookError(
-                "a run has begun from this part of a series: another one would release the same "
-                "rounds again, unpaid"
-            )
+        self._series._require_unused(self._used)
         self._used = True
         yield self
 

@@ -11,12 +11,13 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import wraps
+from functools import partial, wraps
 from inspect import signature
 from typing import Any, ParamSpec, TypeVar
 from urllib.parse import quote, urlsplit
 
 from forethought.ledger import book
+from forethought.ledger.chain import different
 from forethought.ledger.wire import ARGUMENTS, CALLS, error_from
 
 _Given = ParamSpec("_Given")
@@ -33,12 +34,15 @@ AT_ONCE = 10_000
 
 
 def _batches(persons: Iterable[bytes]) -> Iterator[list[bytes]]:
-    every = list(persons)
-    return (every[at : at + AT_ONCE] for at in range(0, len(every), AT_ONCE))
+    every = different(persons)
+    return (every[at : at + AT_ONCE] for at in range(0, len(every) or 1, AT_ONCE))
 
 
 def _asked(method: Callable[_Given, _Result]) -> Callable[_Given, _Result]:
-    """The method of a book, asked of the service; arguments at their defaults are not sent."""
+    """The method of a book, asked of the service; arguments at their defaults are not sent.
+
+    A call that can have a name gets one, by which it is found again after a lost answer.
+    """
     form = signature(method)
 
     @wraps(method)
@@ -46,6 +50,8 @@ def _asked(method: Callable[_Given, _Result]) -> Callable[_Given, _Result]:
         held = form.bind(*given, **named).arguments
         remote: RemoteBook = held.pop("self")
         sent = {name: v for name, v in held.items() if v != form.parameters[name].default}
+        if "call" in form.parameters:
+            sent.setdefault("call", secrets.token_hex(16))
         return remote._ask(method.__name__, **sent)
 
     return ask
@@ -75,10 +81,16 @@ class RemoteBook(book.Book):
                 f"{url} would carry the token in plain text: serve with a certificate and give "
                 f"https://{parts.netloc}, or set {PLAIN}=1 on a network that nobody else is on"
             )
-        self._url, self._host, self._port, self._token = url, host, parts.port, token
-        self._context = None
+        self._url, self._token = url, token
+        kind: type[http.client.HTTPConnection] = http.client.HTTPConnection
+        more: dict[str, Any] = {}
         if parts.scheme == "https":
-            self._context = ssl.create_default_context(cafile=os.environ.get(AUTHORITY))
+            kind = http.client.HTTPSConnection
+            try:
+                more["context"] = ssl.create_default_context(cafile=os.environ.get(AUTHORITY))
+            except OSError as error:  # an ssl.SSLError is one
+                raise book.BookError(f"{AUTHORITY} names no PEM file: {error}") from None
+        self._new = partial(kind, host, parts.port, timeout=ANSWER, **more)
         self._patience, self._lock = patience, threading.Lock()
         self._held: http.client.HTTPConnection | None = None
         self._process = os.getpid()
@@ -87,12 +99,7 @@ class RemoteBook(book.Book):
         if self._process != os.getpid():  # after a fork, the connection is the parent's
             self._held, self._process = None, os.getpid()
         if self._held is None:
-            if self._context is None:
-                self._held = http.client.HTTPConnection(self._host, self._port, timeout=ANSWER)
-            else:
-                self._held = http.client.HTTPSConnection(
-                    self._host, self._port, timeout=ANSWER, context=self._context
-                )
+            self._held = self._new()
         return self._held
 
     def _drop(self) -> None:
@@ -174,6 +181,7 @@ class RemoteBook(book.Book):
     account = _asked(book.Book.account)
     accounts = _asked(book.Book.accounts)
     fits = _asked(book.Book.fits)
+    reserve = _asked(book.Book.reserve)
     begin = _asked(book.Book.begin)
     mark = _asked(book.Book.mark)
     settle = _asked(book.Book.settle)
@@ -185,15 +193,6 @@ class RemoteBook(book.Book):
     entries = _asked(book.Book.entries)
     verify = _asked(book.Book.verify)
 
-    def reserve(
-        self, data: str, charge: book.Charge, *, purpose: str = "", call: str | None = None
-    ) -> book.Reservation:
-        call = call or secrets.token_hex(16)
-        made: book.Reservation = self._ask(
-            "reserve", data=data, charge=charge, purpose=purpose, call=call
-        )
-        return made
-
     def add_persons(self, data: str, partition: str | None, persons: Iterable[bytes]) -> int:
         return self._add("add_persons", persons, data=data, partition=partition)
 
@@ -201,6 +200,7 @@ class RemoteBook(book.Book):
         return self._add("add_records", persons, data=data, fingerprint=fingerprint)
 
     def _add(self, method: str, persons: Iterable[bytes], **more: Any) -> int:
+        # One change for each piece: to say all again after a refusal adds nobody twice.
         return sum(self._ask(method, persons=some, **more) for some in _batches(persons))
 
     def overlaps(

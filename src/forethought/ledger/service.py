@@ -12,7 +12,7 @@ tokens or bodies.
 from __future__ import annotations
 
 import base64
-import binascii
+import contextlib
 import json
 import socket
 import ssl
@@ -21,12 +21,13 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, NoReturn
 
 import uvicorn
 from starlette.applications import Starlette
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
@@ -37,7 +38,7 @@ from forethought.ledger.wire import ARGUMENTS, CALLS, error_to
 from forethought.values.serialisation import parse
 
 if TYPE_CHECKING:
-    from forethought.ledger.store import Store, TokenHolder
+    from forethought.ledger.store import Store
 
 # Largest body in bytes; requests a second (and at once) of a token; wrong tokens of an address.
 LARGEST = 4 << 20
@@ -67,14 +68,14 @@ class Buckets:
         self._rate, self._burst, self._lock = rate, burst, threading.Lock()
         self._left: dict[str, tuple[float, float]] = {}
 
-    def take(self, name: str, amount: float = 1.0) -> bool:
-        """Take permits from a name's bucket; False if there are too few. 0 only checks for one."""
+    def take(self, name: str) -> bool:
+        """Take a permit from a name's bucket; False if it is empty."""
         now = time.monotonic()
         with self._lock:
             left, at = self._left.pop(name, (self._burst, now))
             left = min(self._burst, left + (now - at) * self._rate)
-            enough = left >= max(amount, 1.0)
-            self._left[name] = (left - amount if enough else left, now)
+            enough = left >= 1
+            self._left[name] = (left - enough, now)
             while len(self._left) > MOST_NAMES:
                 del self._left[next(iter(self._left))]
         return enough
@@ -105,7 +106,7 @@ class Service:
     def call(self, request: Request, body: bytes, line: Line) -> Response:
         """Call one method of the book, in the name of the token's holder."""
         line["what"] = method = request.path_params["method"]
-        holder = self._holder(request, line)
+        book = self._acting(request, line)
         if method not in CALLS:
             raise _AskError(404, f"a book has no {method!r}: {', '.join(CALLS)}")
         call = CALLS[method]
@@ -116,7 +117,6 @@ class Service:
             name: ARGUMENTS[name][1](value) if name in ARGUMENTS else value
             for name, value in values.items()
         }
-        book = self.book.acting(holder.name, holder.role)
         return JSONResponse(call.write(getattr(book, method)(**arguments)), headers=HEADERS)
 
     def health(self, request: Request, body: bytes, line: Line) -> Response:
@@ -129,55 +129,51 @@ class Service:
         """The auditor's pages: the list of accounts, or one account."""
         data = request.path_params.get("data")
         line["what"] = "page" if data else "index"
-        holder = self._holder(request, line, browser=True)
-        book = self.book.acting(holder.name, holder.role)
+        book = self._acting(request, line, browser=True)
         text = index_page(book) if data is None else account_page(book, data)
         return HTMLResponse(text, headers=HEADERS)
 
-    def _holder(self, request: Request, line: Line, *, browser: bool = False) -> TokenHolder:
-        """The holder of a request's token.
+    def _acting(self, request: Request, line: Line, *, browser: bool = False) -> Store:
+        """The book, for the holder of a request's token.
 
         Raises:
             _AskError: no known token, too many requests, or too many wrong tokens.
         """
-        address = line["from"]
         kind, _, given = request.headers.get("authorization", "").partition(" ")
-        token = given.strip()
-        if browser and kind.lower() == "basic":
-            try:
+        token = ""
+        if kind.lower() == "bearer":
+            token = given.strip()
+        elif browser and kind.lower() == "basic":
+            with contextlib.suppress(ValueError):  # it is no base64, or no UTF-8
                 token = base64.b64decode(given, validate=True).decode().partition(":")[2]
-            except (binascii.Error, UnicodeDecodeError):
-                token = ""
-        elif kind.lower() != "bearer":
-            token = ""
         asks = {"WWW-Authenticate": 'Basic realm="token as password"' if browser else "Bearer"}
-        if not self.wrong.take(address, 0.0):
-            raise _AskError(429, "too many wrong tokens from here: wait", {"Retry-After": "10"})
         try:
             if not token:
                 raise _AskError(401, "give a token (Authorization: Bearer …)", asks)
             holder = self.book.holder(token)
         except NotAllowedError as error:
-            self.wrong.take(address)
-            raise _AskError(401, str(error), asks) from None
+            # Only now, since many may share an address: one's wrong token stops no other's.
+            if self.wrong.take(line["from"]):
+                raise _AskError(401, str(error), asks) from None
+            raise _AskError(429, "too many wrong tokens: wait", {"Retry-After": "10"}) from None
         line.update(who=holder.name, role=holder.role)
         if not self.rate.take(holder.name):
             raise _AskError(429, f"{holder.name!r} asks too often: wait", {"Retry-After": "1"})
-        return holder
+        return self.book.acting(holder.name, holder.role)
 
     def answered(self, answer: Answer, request: Request, body: bytes) -> Response:
         """The answer of a handler, or the reason that there is none; it is logged."""
         start = time.perf_counter()
         line: Line = {"from": "unknown" if request.client is None else request.client.host}
+        line["what"] = request.url.path[:100]
         try:
             made = answer(request, body, line)
         except _AskError as error:
             values = {"error": "not-allowed", "message": str(error)}
             made = JSONResponse(values, error.status, headers={**HEADERS, **error.headers})
         except (ValueError, TypeError, KeyError, OverflowError) as error:
-            text = f"{error} is missing" if isinstance(error, KeyError) else str(error)
-            told = error if isinstance(error, ValueError | TypeError) else ValueError(text)
-            status, values = error_to(told)
+            missing = isinstance(error, KeyError)
+            status, values = error_to(ValueError(f"{error} is missing") if missing else error)
             made = JSONResponse(values, status, headers=HEADERS)
         except Exception as error:  # a failure of one request must not end others
             line["failure"] = f"{type(error).__name__}: {error}"
@@ -190,20 +186,31 @@ class Service:
         return made
 
 
+def _refused(status: int, message: str, *_: object) -> NoReturn:
+    raise _AskError(status, message)
+
+
 def app(service: Service) -> Starlette:
     """The ASGI application."""
+
+    def unknown(request: Request, error: Exception) -> Response:
+        refused = partial(_refused, getattr(error, "status_code", 404), "nothing here answers that")
+        return service.answered(refused, request, b"")
 
     def route(path: str, answer: Answer, method: str) -> Route:
         async def endpoint(request: Request) -> Response:
             from starlette.concurrency import run_in_threadpool
 
-            body = b""
-            async for piece in request.stream():
-                body += piece
-                if len(body) > LARGEST:
-                    told = {"error": "value", "message": f"more than {LARGEST:,} bytes"}
-                    return JSONResponse(told, 413, headers=HEADERS)
-            return await run_in_threadpool(service.answered, answer, request, body)
+            body, chosen = b"", answer
+            try:
+                async for piece in request.stream():
+                    body += piece
+                    if len(body) > LARGEST:
+                        chosen = partial(_refused, 413, f"more than {LARGEST:,} bytes")
+                        break
+            except ClientDisconnect:
+                chosen = partial(_refused, 400, "the caller hung up")
+            return await run_in_threadpool(service.answered, chosen, request, body)
 
         return Route(path, endpoint, methods=[method])
 
@@ -213,7 +220,8 @@ def app(service: Service) -> Starlette:
             route("/health", service.health, "GET"),
             route("/", service.page, "GET"),
             route("/accounts/{data:path}", service.page, "GET"),
-        ]
+        ],
+        exception_handlers={404: unknown, 405: unknown},
     )
 
 

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, date, datetime, timedelta
-from functools import cache
+from functools import cache, lru_cache
 from itertools import groupby
 from pathlib import Path
 from typing import Any, TypeVar
@@ -204,12 +204,11 @@ def _signer(key: Path | None) -> Signer | None:
 
 @dataclass
 class _Connections:
-    """A book's connections, and caches of its values that never change.
+    """A book's connections, and what this process knows of its callers.
 
     Args:
         signer: signs entries with the private key; None: not given.
         key: the public key that verifies all entries; None: the book is not signed.
-        rules: data set → its account and rule.
         refused: actor → times at which refusals were written, in seconds of a monotonic clock.
     """
 
@@ -218,7 +217,6 @@ class _Connections:
     patience: float
     signer: Signer | None = None
     key: str | None = None
-    rules: dict[str, tuple[book.Account, TotalRule]] = field(default_factory=dict)
     refused: dict[str, deque[float]] = field(default_factory=dict)
 
     def noting(self, actor: str) -> bool:
@@ -319,8 +317,7 @@ class Store(book.Book):
                 raise book.BookError(
                     f"entry {entry} registered no records of {data!r} that are there"
                 )
-            less = sa.update(SUMS).where(*_at(data, "")).values(persons=SUMS.c.persons - taken)
-            turn.connection.execute(less)
+            _put(turn, data, "", persons=SUMS.c.persons - taken)
             return {"data": data, "entry": entry, "taken": taken, "reason": words}
 
         return int(self._write("forget", work)["taken"])
@@ -329,20 +326,20 @@ class Store(book.Book):
         self, data: str, persons: Iterable[bytes], partition: str | None = None
     ) -> Mapping[str, tuple[int, int]]:
         self._known(data)
-        wanted, found = sorted(set(persons)), dict[str, tuple[int, int]]()
-        own = (SUMS.c.data == data) & (SUMS.c.part == partition)
-        asked = own | ((SUMS.c.data != data) & (SUMS.c.part == ""))
-        others = sa.select(SUMS).where(asked, SUMS.c.persons > 0)
-        for row in self._rows(others.order_by(SUMS.c.data)):
-            scheme, part = _parts(row.part or None)
-            here = PERSONS.c.data == row.data, PERSONS.c.scheme == scheme, PERSONS.c.part == part
-            shared = 0
-            for start in range(0, len(wanted), _AT_ONCE):
-                some = PERSONS.c.person.in_(wanted[start : start + _AT_ONCE])
-                counted = sa.select(sa.func.count()).select_from(PERSONS).where(*here, some)
-                shared += self._rows(counted)[0][0]
+        wanted, found = chain.different(persons), dict[str, tuple[int, int]]()
+        asked = (SUMS.c.data != data) | (SUMS.c.part == partition)
+        rows = self._rows(sa.select(SUMS).where(asked, SUMS.c.persons > 0).order_by(SUMS.c.data))
+        counted = sa.select(sa.func.count(PERSONS.c.person.distinct()))
+        for name, held in groupby(rows, key=lambda row: str(row.data)):
+            schemes, parts = zip(*(_parts(row.part or None) for row in held), strict=True)
+            here = PERSONS.c.scheme.in_(schemes), PERSONS.c.part.in_(parts)
+            of = counted.where(PERSONS.c.data == name, *here)
+            shared = sum(
+                self._rows(of.where(PERSONS.c.person.in_(wanted[start : start + _AT_ONCE])))[0][0]
+                for start in range(0, len(wanted), _AT_ONCE)
+            )
             if shared:
-                found[row.data] = shared, row.persons
+                found[name] = shared, self._rows(of)[0][0]
         return found
 
     def _register(
@@ -355,9 +352,7 @@ class Store(book.Book):
     ) -> int:
         _, rule = self._known(data)
         scheme, part = _parts(partition)
-        wanted = sorted(set(persons))
-        if wrong := [one for one in wanted if not isinstance(one, bytes) or len(one) != 16]:
-            raise book.BookError(f"a person is a keyed hash of 16 bytes, not {wrong[0]!r}")
+        wanted = chain.different(persons)
 
         def work(turn: _Turn) -> Mapping[str, Any] | None:
             new = list[bytes]()
@@ -370,7 +365,7 @@ class Store(book.Book):
                 if others := [row.part for row in rows if row.part != part]:
                     raise book.BookError(
                         f"{len(others):,} of the persons or more are in {scheme}={others[0]} "
-                        f"already, so {partition} would not be disjoint from it: nothing was added"
+                        f"already, so {partition} would not be disjoint from it: leave them out"
                     )
                 known = {bytes(row.person) for row in rows}
                 new += [person for person in some if person not in known]
@@ -384,11 +379,7 @@ class Store(book.Book):
                 turn.connection.execute(
                     sa.insert(PERSONS), [{**same, "person": person} for person in new]
                 )
-            turn.connection.execute(
-                sa.update(SUMS)
-                .where(*_at(data, partition or ""))
-                .values(persons=SUMS.c.persons + len(new))
-            )
+            _put(turn, data, partition or "", persons=SUMS.c.persons + len(new))
             digest = chain.persons_digest(new)
             own = {"data": data, "partition": partition, "new": len(new), "persons": digest}
             return {**own, **more}
@@ -451,8 +442,7 @@ class Store(book.Book):
     def reserve(
         self, data: str, charge: book.Charge, *, purpose: str = "", call: str | None = None
     ) -> book.Reservation:
-        rule, costs = self._priced(data, charge)
-        account = self.account(data)
+        account, rule, costs = self._priced(data, charge)
         purpose = _words("a purpose", purpose)
         if call is not None and not 1 <= len(call) <= 64:
             raise book.BookError("a call's name has 1 to 64 characters")
@@ -461,7 +451,7 @@ class Store(book.Book):
 
         def work(turn: _Turn) -> Mapping[str, Any]:
             # Not the entry's date: a wrong clock elsewhere may have moved it, for all later ones.
-            _require_going(account, _text(now()))
+            account.require_going(_text(now()))
             sums = _sums(turn.connection, data)
             after = _with(rule, data, sums, charge, costs)
             if not rule.fits(sum_of(rule, data, after, charge.partition)):
@@ -500,8 +490,8 @@ class Store(book.Book):
         return made if call is None else self.reservation(made.number)
 
     def fits(self, data: str, charge: book.Charge) -> bool:
-        rule, costs = self._priced(data, charge)
-        _require_going(self.account(data), _text(now()))
+        account, rule, costs = self._priced(data, charge)
+        account.require_going(_text(now()))
         after = _with(rule, data, self._read(lambda on: _sums(on, data)), charge, costs)
         return rule.fits(sum_of(rule, data, after, charge.partition))
 
@@ -607,19 +597,16 @@ class Store(book.Book):
     # Helpers.
 
     def _known(self, data: str) -> tuple[book.Account, TotalRule]:
-        """The account of a data set and its rule; they never change, so they are cached."""
-        if data not in self._kept.rules:
-            row = self._read(lambda on: one(on, ACCOUNTS, ACCOUNTS.c.data == data))
-            if row is None:
-                names = [row.data for row in self._rows(sa.select(ACCOUNTS.c.data))]
-                hint = suggestion(data, names) if names else "the book has no account yet"
-                raise book.BookError(f"the book has no account of {data!r}: {hint}")
-            found = chain.account_from(parse(row.account)), TotalRule.from_dict(parse(row.rule))
-            self._kept.rules[data] = found
-        return self._kept.rules[data]
+        """The account of a data set and its rule."""
+        row = self._read(lambda on: one(on, ACCOUNTS, ACCOUNTS.c.data == data))
+        if row is None:
+            names = [row.data for row in self._rows(sa.select(ACCOUNTS.c.data))]
+            hint = suggestion(data, names) if names else "the book has no account yet"
+            raise book.BookError(f"the book has no account of {data!r}: {hint}")
+        return _opened(row.account, row.rule)
 
-    def _priced(self, data: str, charge: book.Charge) -> tuple[TotalRule, Sums]:
-        """The rule of an account and the costs of a charge under it.
+    def _priced(self, data: str, charge: book.Charge) -> tuple[book.Account, TotalRule, Sums]:
+        """An account, its rule, and the costs of a charge under it.
 
         Raises:
             BookError: the charge does not fit the account's adjacency, unit or rule.
@@ -639,7 +626,7 @@ class Store(book.Book):
                 f"{_OTHER_UNIT[account.unit]}"
             )
         try:
-            return rule, rule.costs(charge)
+            return account, rule, rule.costs(charge)
         except ValueError as error:
             raise book.BookError(f"the charge cannot be added up: {error}") from None
 
@@ -699,14 +686,15 @@ class Store(book.Book):
             raise book.BookError(f"{kept.url} is signed: open it with its private key to change it")
         # No actor's name has a line break; older versions wrote a colon, which many have.
         names = [f"{self.actor}{mark}{call}" for mark in "\n:"] if call else [secrets.token_hex(16)]
-        until, looked, sent = time.monotonic() + kept.patience, call is not None, False
+        until, looked, lost = time.monotonic() + kept.patience, call is not None, False
         while True:
+            sent = False
             try:
                 with kept.engine.begin() as connection:
                     head = connection.execute(sa.select(HEAD).with_for_update()).one()
                     if looked and (found := self._earlier(connection, names)):
                         return found
-                    sent = False
+                    lost = False
                     turn = _Turn(connection, head.number + 1, _moment(head.at))
                     found = work(turn)
                     if not found:
@@ -718,14 +706,14 @@ class Store(book.Book):
                 return values
             except DBAPIError as error:
                 trouble = failure(error)
-            looked = True
+            looked, lost = True, lost or (sent and trouble.kind in ("lost", "stop"))
             if trouble.kind == "stop" and sent:
                 # The transaction has ended and locks nothing, so the book can be read at once.
                 if earlier := self._read(lambda connection: self._earlier(connection, names)):
                     return earlier
-                sent = False
+                lost = False
             if trouble.kind == "stop" or time.monotonic() > until:
-                raise self._given_up(kind, names[-1], trouble, sent)
+                raise self._given_up(kind, names[-1], trouble, lost)
             time.sleep(random.uniform(0.01, 0.2))
 
     def _earlier(self, connection: sa.Connection, names: Sequence[str]) -> Mapping[str, Any] | None:
@@ -734,14 +722,21 @@ class Store(book.Book):
         found = (_entry(row).values for row in rows)
         return next((values for values in found if values["actor"] == self.actor), None)
 
-    def _given_up(self, kind: str, name: str, trouble: Failure, sent: bool) -> book.BookError:
+    def _given_up(self, kind: str, name: str, trouble: Failure, lost: bool) -> book.BookError:
         where = f"{self._kept.url}: {trouble.words}"
-        if not sent or trouble.kind in ("busy", "again"):
+        if not lost:
             return book.BookError(f"{where}; nothing was written")
         return book.BookError(
             f"{where}. It is not known whether this is in the book ({kind}, call {name}): count it "
             "as charged, and look with forethought ledger show when the book can be reached"
         )
+
+
+# The texts are the key: another book in the place of this one has other rules under its names.
+@lru_cache(maxsize=256)
+def _opened(account: str, rule: str) -> tuple[book.Account, TotalRule]:
+    """An account and its rule from their rows' texts."""
+    return chain.account_from(parse(account)), TotalRule.from_dict(parse(rule))
 
 
 class _FullError(Exception):
@@ -787,23 +782,15 @@ def rule_of(account: book.Account, rule: str | None, blocks: int | None) -> Tota
     """The rule of a new account. Raises ValueError: an account that cannot be opened."""
     _name("an account", account.data)
     one_of("adjacency", account.adjacency, ADJACENCIES)
-    one_of("unit", account.unit, ("record", "person"))
     today = now().date().isoformat()
     for name, day in (("opened", account.opened), ("until", account.until)):
-        try:
-            good = not day or date.fromisoformat(day).isoformat() == day
-        except ValueError:
-            good = False
-        if not good:
-            raise book.BookError(f"{name} is a day such as 2027-12-31, not {day!r}")
+        with suppress(ValueError):
+            if not day or date.fromisoformat(day).isoformat() == day:
+                continue
+        raise book.BookError(f"{name} is a day such as 2027-12-31, not {day!r}")
     if account.until and account.until < today:
         raise book.BookError(f"until is {account.until}, and it is {today}: give a day to come")
     return TotalRule.of(account, rule, blocks)
-
-
-def _require_going(account: book.Account, at: str) -> None:
-    if account.until is not None and at[:10] > account.until:
-        raise book.BookError(f"the account of {account.data!r} ended on {account.until}")
 
 
 def _parts(partition: str | None) -> tuple[str, str]:
@@ -904,6 +891,10 @@ def _new_sums(turn: _Turn, data: str, part: str, rule: TotalRule) -> None:
     turn.connection.execute(sa.insert(SUMS).values(**values))
 
 
+def _put(turn: _Turn, data: str, part: str, **values: Any) -> None:
+    turn.connection.execute(sa.update(SUMS).where(*_at(data, part)).values(**values))
+
+
 def _sums(connection: sa.Connection, data: str) -> dict[tuple[str, str], Sums]:
     rows = connection.execute(sa.select(SUMS).where(SUMS.c.data == data)).all()
     return {(data, row.part): tuple(json.loads(row.sums)) for row in rows}
@@ -911,8 +902,7 @@ def _sums(connection: sa.Connection, data: str) -> dict[tuple[str, str], Sums]:
 
 def _set_sums(turn: _Turn, data: str, partition: str | None, sums: Holdings) -> None:
     part = partition or ""
-    changed = sa.update(SUMS).where(*_at(data, part)).values(sums=_numbers(sums[data, part]))
-    turn.connection.execute(changed)
+    _put(turn, data, part, sums=_numbers(sums[data, part]))
 
 
 def _with(

@@ -95,7 +95,7 @@ ERRORS: dict[str, tuple[type[ValueError], int]] = {
 }
 
 
-def error_to(error: ValueError | TypeError) -> tuple[int, dict[str, Any]]:
+def error_to(error: Exception) -> tuple[int, dict[str, Any]]:
     """The HTTP status and JSON values of an error."""
     for name, (kind, status) in ERRORS.items():
         if isinstance(error, kind):
