@@ -105,6 +105,8 @@ COMMANDS = (
         *("defaults/network_paths.py", (), "--data", True, True, "defaults/network_paths.csv"),
         timed=False,
     ),
+    untimed("defaults/epochs.py", "defaults/epochs.jsonl", minutes=60),
+    untimed("defaults/epochs.py", "defaults/epochs.jsonl", "--held-out", minutes=180),
     Command("statistics/run.py", (), "--data-dir", minutes=5),
     Command(
         "ledger/run.py",

@@ -598,18 +598,28 @@ def _enough(examples: int, model: Trained, mu: float, rounds: float, rate: float
     return math.exp(float(brentq(excess, least, most))) if excess(least) < 0 else math.exp(least)
 
 
-def _dividing(examples: int, model: Trained, mu: float, epochs: float) -> float:
-    """The rate at which so many passes of a network have steps of :data:`DIVIDED_STEP`."""
+def rounds_of_short_steps(
+    examples: int, budget: Budget, epochs: float, model: Trained | None
+) -> float:
+    """The number of rounds in which so many passes have steps of :data:`DIVIDED_STEP`.
+
+    At most :data:`MOST_DIVIDED`, in batches of at least :data:`BATCH`; 1 where one is no longer.
+
+    Args:
+        model: a network; None: a linear model, or its steps are given.
+    """
+    if model is None:
+        return 1.0
 
     def excess(log_rounds: float) -> float:
         rounds = math.exp(log_rounds)
-        signal = _signal(examples, model, mu, rounds, epochs / rounds)
+        signal = _signal(examples, model, budget_mu(budget), rounds, epochs / rounds)
         return model.noise * signal / rounds - DIVIDED_STEP
 
-    most = math.log(MOST_DIVIDED)
+    most = math.log(max(1.0, min(MOST_DIVIDED, epochs * examples / BATCH)))
     if excess(0) <= 0:
         return 1.0
-    return epochs / math.exp(float(brentq(excess, 0, most)) if excess(most) < 0 else most)
+    return math.exp(float(brentq(excess, 0, most)) if excess(most) < 0 else most)
 
 
 def _batch(examples: int, rate: float) -> int:
@@ -628,18 +638,6 @@ def batch_for_rounds(examples: int, budget: Budget, rounds: int, model: Trained 
     rate = min(max(rate, 1 / rounds, BATCH / examples), max(EPOCHS_LIMIT, 1.0) / rounds)
     # The limit of passes saves time, and below BATCH no time is saved.
     return _batch(examples, max(rate, min(BATCH, examples) / examples))
-
-
-def divided(examples: int, budget: Budget, batch: int, model: Trained) -> tuple[int, int]:
-    """Batch size and number of rounds of a network: by the rule *Rounds* above.
-
-    Args:
-        batch: the batch size for :data:`ROUNDS`, which says how many passes there are.
-    """
-    epochs = batch * ROUNDS / examples
-    rate = _dividing(examples, model, budget_mu(budget), epochs)
-    smaller = max(_batch(examples, rate), min(BATCH, examples))
-    return (batch, ROUNDS) if smaller >= batch else (smaller, round(epochs * examples / smaller))
 
 
 def batch_of_image_features(examples: int, rounds: int) -> int:
@@ -668,10 +666,8 @@ def batch_for_epochs(
     Returns:
         Between 1 and ``examples``.
     """
-    mu = budget_mu(budget)
-    rate = mu**2 / (_allowed_x(WASTE) * epochs)
-    if model is not None:
-        rate = min(rate, _dividing(examples, model, mu, epochs))
+    rate = budget_mu(budget) ** 2 / (_allowed_x(WASTE) * epochs)
+    rate = min(rate, epochs / rounds_of_short_steps(examples, budget, epochs, model))
     return _batch(examples, min(max(rate, BATCH / examples), epochs / FEWEST_ROUNDS))
 
 

@@ -653,11 +653,12 @@ def _batch_and_length(
         if request.epochs is not None:
             batch = defaults.batch_for_epochs(N, budget, request.epochs, request.divided)
         else:
-            asked, rounds = rounds, rounds or defaults.ROUNDS
-            batch = defaults.batch_for_rounds(N, budget, rounds, request.trained)
-            if asked is None and request.divided is not None:
-                batch, rounds = defaults.divided(N, budget, batch, request.divided)
-            if asked is None:
+            batch = defaults.batch_for_rounds(N, budget, rounds or defaults.ROUNDS, request.trained)
+            if rounds is None:
+                passes = batch * defaults.ROUNDS / N
+                short = defaults.rounds_of_short_steps(N, budget, passes, request.divided)
+                rounds = max(defaults.ROUNDS, round(short))
+                batch = round(passes * N / rounds)
                 why["rounds"] = (
                     "in fewer rounds steps would be so long that a network does not arrive"
                     if rounds > defaults.ROUNDS
