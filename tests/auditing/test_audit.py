@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +15,7 @@ import torch
 import forethought as ft
 from drawn import randint, randn
 from forethought.auditing import audit as auditing
-from forethought.auditing.canaries import sizes_of
+from forethought.auditing.canaries import CheckSizes, sizes_of
 from forethought.auditing.sensitivity import model_sensitivity
 from forethought.auditing.verdict import Audit, Finding, certain
 from forethought.gradients import clipped, sums
@@ -180,6 +181,10 @@ def test_copies_and_filters_stand_the_audit() -> None:
 def test_arguments_that_do_not_fit_are_named() -> None:
     with pytest.raises(TypeError, match="plan must be"):
         ft.audit("job.toml")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="model's outputs"):
+        ft.audit(PLAN, loss=torch.nn.CrossEntropyLoss())
+    with pytest.raises(ValueError, match="seed must be"):
+        ft.audit(PLAN, seed=-1)
     with pytest.raises(ValueError, match="data, or neither"):
         ft.audit(PLAN, torch.nn.Linear(2, 2))
     with pytest.raises(ValueError, match="false_alarm"):
@@ -226,3 +231,43 @@ def test_an_audit_is_written_for_its_owner_only(tmp_path: Path) -> None:
     assert read["refuted"] is True and read["reason"] == "noise is wrong."
     assert [f["refutes"] for f in read["findings"]] == [False, True]
     assert any("no part of the guarantee" in note for note in read["notes"])
+
+
+# Small sizes: what is asked of these audits does not hang on them.
+SMALL = CheckSizes(500, 20, 400, 500, 4, 40, 400, 4, 20, 6, bounds=False)
+
+
+def test_a_sum_that_is_no_number_refutes() -> None:
+    """A fault: the gradient of a record of zeros is no number, and reaches the sum."""
+    whole = contributions.clipped_sum
+
+    def leaking(model: Any, loss: Any, inputs: Any, *rest: Any, **named: Any) -> Any:
+        sums, norms = whole(model, loss, inputs, *rest, **named)
+        gone = math.nan if bool((inputs == 0).all(1).any()) else 0.0
+        return {name: total + gone for name, total in sums.items()}, norms
+
+    plan = Plan(ft.Mechanism(ft.Rounds(1.0, 2, ft.FullBatch())), 40, 1e-5)
+    records = TensorRecords(randn(40, 5), randint(0, 3, (40,)))
+    given = plan, contributions.cross_entropy, SMALL, np.random.default_rng(0)
+    with audits.replaced((contributions, "clipped_sum", leaking)):
+        found = model_sensitivity(torch.nn.Linear(5, 3), records, *given)
+    assert [one.name for one in found if one.violated] == [
+        "a record replaced in a batch (20 records)"
+    ]
+
+
+@pytest.mark.slow
+def test_what_is_looked_at_in_part_is_told() -> None:
+    parts = [ft.Rounds(1.0 + part, 1, ft.FullBatch()) for part in range(5)]
+    found = ft.audit(Plan(ft.Mechanism(*parts), 40, 1e-5), level=SMALL)
+    assert not found.refuted, found.reason
+    assert any("4 of the plan's parts" in note for note in found.notes)
+
+
+def test_a_criterion_that_training_takes_is_taken() -> None:
+    """Its mean over a batch stands for the loss of each record, as in training."""
+    plan, loss = Plan(ft.Mechanism(ft.Rounds(1.0, 2, ft.FullBatch())), 40, 1e-5), torch.nn.MSELoss()
+    data, model = (randn(40, 5), randn(40)), torch.nn.Linear(5, 1)
+    own, records, each = auditing.own_records(model, data, plan, loss)
+    inputs, targets = records.take(np.arange(7))
+    assert each(own(inputs), targets).shape == (7,)

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 import forethought as ft
+from forethought.auditing.verdict import Audit, Finding
 from forethought.cli import main
+from forethought.jobs.audit import read_run, replay
 from forethought.training.run import Loop
 from forethought.values.plan import Plan
 from trials import audits
@@ -191,3 +193,27 @@ def test_a_job_and_a_run_that_was_stopped_are_replayed(
     with fault.plant():
         status, _, err = run(capsys, "audit", "job.toml", "--replay", "--rounds", 1)
     assert status == 1 and "is not the noise that belongs to its sum" in err
+
+
+def test_a_run_that_was_refuted_stays_so(plan: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    wrong = Finding("noise", "width", "0.5", "1", "The noise is too small.", violated=True)
+    Audit((wrong,), 1e-4).save("audit.json")
+    status, _, err = run(capsys, "audit", ".", "--quick")
+    assert status == 2 and "does not take that back" in err
+    assert json.loads(Path("audit.json").read_text())["refuted"] is True
+
+
+def test_the_audit_of_a_job_of_several_holders_says_that_it_ran_one(plan: Path) -> None:
+    path = Path("job.toml")
+    path.write_text(JOB + "\n[federation]\nclients = 3\n")
+    assert "holders" in read_run(path, None)[2]
+
+
+@pytest.mark.slow
+def test_a_replay_costs_a_ledger_nothing(plan: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    own = ("--data", "patients", "--epsilon", 9, "--delta", 1e-3, "--quiet")
+    assert run(capsys, "ledger", "create", "book.db", *own)[0] == 0
+    path = Path("job.toml")
+    path.write_text(JOB + '\n[ledger]\nurl = "sqlite:///book.db"\ndata = "patients"\n')
+    assert not replay(path, rounds=1).audit.refuted
+    assert "active" not in run(capsys, "ledger", "show", "book.db")[1]

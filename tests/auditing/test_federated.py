@@ -80,3 +80,17 @@ def test_plans_without_games_of_their_own_are_refused() -> None:
     ):
         with pytest.raises(ValueError, match="game of its"):
             audit_client(plan)
+
+
+def test_what_does_not_fit_is_named() -> None:
+    with pytest.raises(TypeError, match="must be a"):
+        audit_client("plan.json")
+    with pytest.raises(ValueError, match="canaries must be"):
+        audit_client(PLAN, canaries=0)
+    with pytest.raises(ValueError, match="seed must be"):
+        audit_client(PLAN, seed=-1)
+
+
+def test_a_single_coin_refutes_nothing() -> None:
+    small = Plan(Mechanism(Rounds(1.0, 1, FullBatch())), 20, 1e-5)
+    assert not audit_client(small, canaries=1).refutes(FALSE_ALARM)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from torch import nn
 import forethought as ft
 from drawn import randint, randn
 from forethought.accounting.tradeoff import TradeOff, from_epsilon_delta, gaussian
+from forethought.auditing import attack
 from forethought.auditing.attack import Games, guessed, one_run_p_value, one_run_refutation
 from forethought.auditing.one_run import one_run
 from forethought.rounds.randomness import GaussianNoise
@@ -185,3 +187,49 @@ def test_what_does_not_fit_is_named() -> None:
         one_run(Plan(ft.Mechanism(ft.Rounds(0.0, 2, ft.FullBatch())), N, 1e-5))
     with pytest.raises(ValueError, match="has 3:"):
         one_run(STRONG, model(), (DATA[0][:3], DATA[1][:3]))
+    with pytest.raises(ValueError, match="model's outputs"):
+        one_run(STRONG, loss=nn.CrossEntropyLoss())
+    with pytest.raises(ValueError, match="seed must be"):
+        one_run(STRONG, seed=-1)
+    with pytest.raises(TypeError, match="must be a"):
+        one_run(STRONG, "model", DATA)  # type: ignore[arg-type]
+
+
+def test_the_secret_of_a_replaced_record_is_not_told_to_the_attacker() -> None:
+    """A model that knows every answer forgets it, by decay: noise hides all that it was taught.
+
+    So a record's own target costs it more than before, and a wrong target less, in or out.
+    """
+    answers = randint(0, 3, (400,))
+    knowing = nn.Linear(3, 3, bias=False)
+    with torch.no_grad():
+        knowing.weight.copy_(torch.eye(3))
+    decay = Optimizer("sgd", 1e-3, (("weight_decay", 1e3),))
+    use = ReleaseUse(decay, averaging=Averaging("none"))
+    mechanism = ft.Mechanism(ft.Rounds(100.0, 1, ft.FullBatch()), adjacency="replace-one")
+    plan, data = Plan(mechanism, 400, 1e-5, use=use), (40.0 * torch.eye(3)[answers], answers)
+    with mock.patch.object(attack, "one_run_fdp_epsilon"):  # slow, and not asked for
+        found = one_run(plan, knowing, data, canaries="inputs", seed=1, false_alarm=1e-6)
+    assert not found.refuted, found.reason
+
+
+def test_shares_by_name_become_equal_ones() -> None:
+    clip = ft.Clip(1.0, "per-layer", shares=(("weight", 0.8), ("bias", 0.6)))
+    plan = Plan(ft.Mechanism(ft.Rounds(9.0, 1, ft.FullBatch())), 60, 1e-5, clip=clip)
+    data = (randn(60, 4), randint(0, 3, (60,)))
+    with mock.patch.object(attack, "one_run_fdp_epsilon"):
+        found = one_run(plan, nn.Linear(4, 3), data, canaries="inputs", seed=2)
+    assert found.attack is not None and found.attack.games == 30
+    assert "same share" in found.notes[1]
+
+
+def test_progress_is_told_without_a_model_too() -> None:
+    class StoppedError(Exception):
+        pass
+
+    def stop(*at: int) -> None:
+        raise StoppedError(at)
+
+    plan = Plan(ft.Mechanism(ft.Rounds(9.0, 3, ft.FullBatch())), 60, 1e-5)
+    with pytest.raises(StoppedError, match="1, 3"):
+        one_run(plan, seed=0, progress=stop)

@@ -184,3 +184,11 @@ def test_bounds_on_utility_are_of_descent_with_independent_noise() -> None:
             utility_bounds(plan.with_(optimizer=ft.Optimizer("sgd", 0.1, more)), 50, 1.0, 2.0)
     with pytest.raises(ValueError, match="gap"):
         utility_bounds(ft.plan(**asked), 50, 1.0, 0.0)
+
+
+def test_what_is_no_number_or_no_plan_is_named() -> None:
+    mechanism = ft.Mechanism(ft.Rounds(2.0, 5, ft.Poisson(0.1)))
+    with pytest.raises(TypeError, match="examples must be"):
+        compare(mechanism, 1e-5, "many")
+    with pytest.raises(TypeError, match="plan must be"):
+        utility_bounds("plan.json", 3, 1.0, 1.0)

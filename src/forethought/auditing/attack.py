@@ -25,7 +25,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import assert_never
+from typing import Any, assert_never
 
 import numpy as np
 from numpy.typing import NDArray
@@ -187,12 +187,10 @@ def _participation(part: Rounds, games: int, generator: np.random.Generator) -> 
     """The number of times that a record is in each round's batch, (rounds, games)."""
     sampling, found = part.sampling, np.zeros((part.count, games))
     mine = np.zeros(games, dtype=np.int64)
-    if not sampling.redealt and sampling.rounds_per_epoch > 1:
-        mine = _places(sampling, range(sampling.rounds_per_epoch), games, generator)
     times, chances = (np.array(x) for x in zip(*_times(sampling), strict=True))
     ends = np.cumsum(chances)
     for rounds, _ in _epochs(sampling, part.count):
-        if sampling.redealt:
+        if sampling.redealt or (not rounds.start and sampling.rounds_per_epoch > 1):
             mine = _places(sampling, rounds, games, generator)
         for place, t in enumerate(rounds):
             drawn = times[np.searchsorted(ends[:-1], generator.random(games), side="right")]
@@ -325,10 +323,8 @@ def _guesses(simulated: Games, canaries: int, delta: float) -> int:
 
 def shortened(plan: Plan, rounds: int) -> Plan:
     """The plan's first ``rounds`` rounds, at most, for planted records."""
-    mechanism = plan.mechanism.first(min(rounds, plan.rounds))
-    # Planted records are no images, and the layers of their model have other names.
-    clip = replace(plan.clip, shares=None)
-    return plan.with_(mechanism=mechanism, clip=clip, budget=None, augmentation=None)
+    parts = list(plan.mechanism.first(min(rounds, plan.rounds)))
+    return with_parts(plan, parts, plan.examples).with_(augmentation=None)  # they are no images
 
 
 def directed(plan: Plan) -> bool:
@@ -369,10 +365,16 @@ def games_of(plan: Plan, seen: Array, there: NDArray[np.bool_]) -> Games:
     return Games(score[~there], score[there], independent=not competing)
 
 
-def orthogonal_games(plan: Plan, canaries: int, generator: np.random.Generator) -> Games:
-    """Play one training; every canary is a game. Arguments as for :func:`drawn_canaries`."""
+def orthogonal_games(
+    plan: Plan, canaries: int, generator: np.random.Generator, **options: Any
+) -> Games:
+    """Play one training; every canary is a game.
+
+    Args:
+        plan, canaries, generator: as for :func:`drawn_canaries`. options: of training.
+    """
     records, there = drawn_canaries(plan, canaries, generator)
-    seen, norms = kept(plan, records, lambda total: total[:canaries])
+    seen, norms = kept(plan, records, lambda total: total[:canaries], **options)
     return games_of(plan, np.array(seen) / np.array(norms)[:, None], there)
 
 
@@ -441,7 +443,7 @@ def attack(
     notes = []
     if directed(plan):
         small, distance = _few_records(plan), (2.0, 0.0)
-        size = f"{small.examples} records and {small.rounds} rounds"
+        size = f"{small.examples} records and the first {small.rounds} rounds"
         notes.append(f"the attack played one game a training, on {size}")
         games = directed_games(small, sizes.directed_games, generator)
     else:
@@ -665,7 +667,9 @@ def joint(games: Games, threshold: float, slope: float) -> JointErrors:
     """Both error counts at a threshold, weighted by the claim's slope there."""
     false, missed = games.errors(threshold)
     outside, inside = len(games.outside), len(games.inside)
-    return JointErrors(false, outside, missed, inside, slope * inside / outside, games.independent)
+    return JointErrors(
+        false, outside, missed, inside, slope * inside / max(1, outside), games.independent
+    )
 
 
 def refutation_p(games: Games, chosen: DecisionRule, claim: TradeOff) -> float:

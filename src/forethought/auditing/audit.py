@@ -19,14 +19,15 @@ import numpy as np
 from torch import nn
 
 from forethought.auditing.attack import attack
-from forethought.auditing.canaries import CheckSizes, sizes_of
+from forethought.auditing.canaries import PARTS, CheckSizes, choices, sizes_of
 from forethought.auditing.noise import noise
 from forethought.auditing.participation import participation
 from forethought.auditing.replay import replayed
 from forethought.auditing.sensitivity import model_sensitivity, planted_sensitivity
-from forethought.auditing.verdict import FOR_THE_OPERATOR, Audit, CheckName, Finding
-from forethought.rounds.contributions import Loss, default_loss
-from forethought.rounds.records import Records, as_records
+from forethought.auditing.verdict import FOR_THE_OPERATOR, Audit, CheckName
+from forethought.gradients import check_model
+from forethought.rounds.contributions import Loss, default_loss, of_each
+from forethought.rounds.records import Records, as_records, blank
 from forethought.training.records import arranged, form_of, opened, usual_loss
 from forethought.values.checks import function, instance, real
 from forethought.values.mechanism import Examples, Persons
@@ -72,10 +73,9 @@ def audit(
     Raises:
         TypeError, ValueError: arguments that do not fit, or a model that training refuses.
     """
-    _require(plan, model, data, loss, progress)
-    share = real("false_alarm", false_alarm, above=0, most=0.1)
+    require(plan, model, data, loss, progress)
+    share, generator = real("false_alarm", false_alarm, above=0, most=0.1), choices(seed)
     sizes = level if isinstance(level, CheckSizes) else sizes_of(level)
-    generator = np.random.default_rng(seed)
     prepared, plan = plan.preparation is not None, plan.with_(preparation=None)
     start = time.perf_counter()
     notes: list[str] = []
@@ -95,7 +95,8 @@ def audit(
     planted = plan.with_(augmentation=None)
     if planted != plan and model is None:
         notes.append("planted records have no altered copies: give model and data to audit these")
-    found: list[Finding] = []
+    if len(plan.mechanism.rounds) > PARTS:
+        notes.append(f"replay and noise were looked at in {PARTS} of the plan's parts, not in all")
 
     tell = (lambda *_: None) if progress is None else progress
     # Planted gradients have unusual sizes, so warnings about them do not help the user.
@@ -103,7 +104,7 @@ def audit(
         warnings.simplefilter("ignore")
         tell(0, STEPS)
         short = replayed(planted if model is None else plan, model, few, loss)
-        found += short.findings()
+        found = short.findings()
         notes += [f"not replayed: {reason}" for reason in short.refusals]
         tell(1, STEPS)
         found += participation(planted, sizes, generator)
@@ -113,9 +114,8 @@ def audit(
         found += noise(planted, sizes, generator)
         tell(3, STEPS)
         found.append(planted_sensitivity(planted))
-        if model is not None and records is not None:
-            chosen = default_loss(records.take(np.arange(1))[1]) if loss is None else loss
-            found += model_sensitivity(model, records, plan, chosen, sizes, generator)
+        if model is not None and records is not None and loss is not None:
+            found += model_sensitivity(model, records, plan, loss, sizes, generator)
             notes.append(FOR_THE_OPERATOR)
         else:
             notes.append("no model and no data were given: only planted models were audited")
@@ -127,34 +127,37 @@ def audit(
     return Audit(tuple(found), share, summary, round(time.perf_counter() - start, 2), tuple(notes))
 
 
-def _require(plan: object, model: object, data: object, loss: object, progress: object) -> None:
-    plan = instance("plan", plan, Plan)
+def require(plan: object, model: object, data: object, loss: object, progress: object) -> None:
+    """Refuse arguments that do not fit together: TypeError or ValueError."""
+    instance("plan", plan, Plan)
     if (model is None) != (data is None):
-        raise ValueError("the sensitivity check needs both: give model and data, or neither")
+        raise ValueError("give model and data, or neither")
     function("loss", loss)
     function("progress", progress)
+    if model is None and loss is not None:
+        raise ValueError("a loss is of a model's outputs: give model and data with it")
 
 
 def own_records(
     model: nn.Module, data: object, plan: Plan, loss: Loss | None
-) -> tuple[nn.Module, Records, Loss | None]:
+) -> tuple[nn.Module, Records, Loss]:
     """The user's model, records and loss in the form in which they are trained.
 
     Raises:
-        ValueError: a model without trainable parameters, or another number of records than the
+        TypeError, ValueError: a model that training refuses, or another number of records than the
             plan's.
     """
     own = arranged(opened(data, None)[0], plan, usual_loss(data) if loss is None else loss)
+    check_model(model, plan.contribution.clipping == "group")
     model = own.wrapped(model)
-    if not any(p.requires_grad for p in model.parameters()):
-        raise ValueError("the model has no parameter with requires_grad=True: nothing to audit")
     records = as_records(own.data, *form_of(model))
     if len(records) != plan.examples:
         raise ValueError(
             f"the plan is for {plan.examples} examples, the data has {len(records)}: audit the "
             "plan with the data that it is for"
         )
-    return model, records, own.loss
+    each = default_loss(blank(records)[1]) if own.loss is None else of_each(own.loss)
+    return model, records, each
 
 
 # The self-test of audits: audits must find faults that are planted into the running code.

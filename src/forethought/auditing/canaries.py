@@ -23,7 +23,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from forethought.training.run import train
-from forethought.values.checks import one_of
+from forethought.values.checks import one_of, whole
 from forethought.values.mechanism import Mechanism, Rounds, Sampling
 from forethought.values.plan import Plan
 from forethought.values.use import Averaging, Optimizer, ReleaseUse, Schedule
@@ -92,6 +92,11 @@ def scaled(sampling: Sampling, examples: int, wanted: int) -> Sampling:
     return sampling.resized(sampling.expected_batch(examples) * wanted / examples, wanted)
 
 
+def choices(seed: int | None) -> np.random.Generator:
+    """An audit's own random choices. Raises TypeError, ValueError: no whole number from 0."""
+    return np.random.default_rng(None if seed is None else whole("seed", seed, least=0))
+
+
 def evenly(parts: list[Rounds]) -> list[Rounds]:
     """At most :data:`PARTS` of the parts, evenly spread, the first and the last included."""
     if len(parts) <= PARTS:
@@ -104,7 +109,7 @@ def with_parts(plan: Plan, parts: list[Rounds], examples: int) -> Plan:
 
     Shares of the clip norm by parameter name do not fit a planted model, so they become equal.
     """
-    clip = replace(plan.clip, shares=None) if plan.clip.shares else plan.clip
+    clip = replace(plan.clip, shares=None)
     mechanism = Mechanism(*parts, adjacency=plan.mechanism.adjacency)
     return plan.with_(mechanism=mechanism, examples=examples, clip=clip, budget=None)
 
@@ -216,11 +221,12 @@ class CanaryRecords:
 def kept(
     plan: Plan, records: CanaryRecords, keep: Callable[[NDArray[Any]], Any], **options: Any
 ) -> tuple[list[Any], list[float]]:
-    """Train on records with known gradients, and keep something of every noised *sum*.
+    """Train, and keep something of every noised *sum*.
 
     Args:
         plan: the plan to run; the recorder replaces its optimizer.
-        keep: function of a round's noised sum, (rows,).
+        records: these, or anything with a model(), data and a loss.
+        keep: function of a round's noised sum, (parameters,), float64.
         options: of :func:`forethought.train`.
 
     Returns:
@@ -230,8 +236,8 @@ def kept(
     found: list[Any] = []
 
     def watch(gradients: list[torch.Tensor]) -> None:
-        (table,) = gradients
-        found.append(keep(table.detach().cpu().numpy().reshape(-1) * next(scale)))
+        flat = [g.detach().cpu().double().numpy().reshape(-1) for g in gradients]
+        found.append(keep(np.concatenate(flat) * next(scale)))
 
     moving = plan.clip.rule == "quantile" or plan.clip.final is not None
     options |= {"loss": records.loss, "log_every": 1 if moving else plan.rounds}

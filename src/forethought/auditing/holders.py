@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from forethought.auditing import attack
-from forethought.auditing.canaries import CanaryRecords
+from forethought.auditing.canaries import CanaryRecords, choices
 from forethought.auditing.verdict import Finding
 from forethought.exchange.events import Received
 from forethought.exchange.messages import Update
@@ -32,7 +32,7 @@ from forethought.holders.trainer import Holder, SharedModel
 from forethought.holders.workers import InProcess
 from forethought.rounds.randomness import Secrets, Seeds
 from forethought.rounds.records import as_records
-from forethought.values.checks import whole
+from forethought.values.checks import instance, whole
 from forethought.values.plan import Plan
 from forethought.values.use import Averaging, Optimizer, ReleaseUse
 
@@ -97,14 +97,15 @@ def _audited(
         listen: function that trains and returns the noised sums of the first holder as an attacker
             knows them, (rounds, coordinates).
     """
-    if attack.directed(plan) or plan.clip.rule == "quantile":
+    whole("canaries", canaries)
+    if attack.directed(instance("plan", plan, Plan)) or plan.clip.rule == "quantile":
         raise ValueError(
             "a client is audited where every record is a game of its own: a plan that clips "
             "examples, to a fixed norm, without batches of a fixed size under add-or-remove"
         )
     small = attack.shortened(plan, rounds)
     count = min(canaries, plan.examples)
-    records, there = attack.drawn_canaries(small, count, np.random.default_rng(seed))
+    records, there = attack.drawn_canaries(small, count, choices(seed))
     nowhere = np.full(plan.examples, count)
     blank = CanaryRecords(nowhere, np.zeros_like(nowhere), plan.clip.norm, 1)
     seen = listen(small, [records] + [blank] * (holders - 1))[:, :count] / plan.clip.norm

@@ -18,6 +18,7 @@ import copy
 import time
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -27,15 +28,14 @@ from torch import nn
 
 from forethought.accounting.tradeoff import tradeoff
 from forethought.auditing import attack
-from forethought.auditing.audit import FALSE_ALARM, own_records
-from forethought.auditing.canaries import LARGE, ROWS, holding
+from forethought.auditing.audit import FALSE_ALARM, own_records, require
+from forethought.auditing.canaries import LARGE, ROWS, choices, holding
 from forethought.auditing.verdict import AttackSummary, Audit, Finding
 from forethought.gradients.batches import call
-from forethought.rounds.contributions import Loss, default_loss
+from forethought.rounds.contributions import Loss
 from forethought.rounds.private_sum import WITNESS, NoisedSum
-from forethought.rounds.records import blank
 from forethought.training.run import train
-from forethought.values.checks import instance, one_of, real, whole
+from forethought.values.checks import one_of, real, whole
 from forethought.values.mechanism import Examples, Persons
 from forethought.values.plan import Plan
 
@@ -113,10 +113,8 @@ def one_run(
         ValueError, TypeError: arguments that do not fit, a plan whose runs play only one game each,
             or a plan without noise.
     """
-    plan = instance("plan", plan, Plan)
+    require(plan, model, data, loss, progress)
     one_of("canaries", canaries, get_args(Canaries))
-    if (model is None) != (data is None):
-        raise ValueError("give model and data, or neither")
     if model is None and canaries == "inputs":
         raise ValueError('canaries="inputs" are records of yours: give model and data')
     if attack.directed(plan):
@@ -132,17 +130,21 @@ def one_run(
     count = min(MOST, most) if number is None else whole("number", number)
     if not 2 <= count <= plan.examples:
         raise ValueError(f"number must be from 2 to the plan's {plan.examples} records: {count}")
-    start, generator = time.perf_counter(), np.random.default_rng(seed)
+    start, generator = time.perf_counter(), choices(seed)
     notes = [REHEARSAL]
     if plan.preparation is not None or plan.augmentation is not None:
         notes.append("altered copies and the preparation of the data were left out of it")
-    plan = plan.with_(preparation=None, augmentation=None, budget=None)
+    if plan.clip.shares:
+        notes.append("each parameter had the same share of the clipping norm, the canaries' too")
+    clip = replace(plan.clip, shares=None)  # they name the model's parameters, not the canaries'
+    plan = plan.with_(preparation=None, augmentation=None, budget=None, clip=clip)
+    told = None if progress is None else lambda event: progress(event.round, plan.rounds)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # planted gradients have unusual sizes
         if model is None:
-            games = attack.orthogonal_games(plan, count, generator)
+            games = attack.orthogonal_games(plan, count, generator, progress=told)
         else:
-            games = _games(plan, model, data, loss, canaries, count, generator, progress)
+            games = _games(plan, model, data, loss, canaries, count, generator, told)
     if not len(games.outside) or not len(games.inside):
         raise ValueError(f"all {count} coins fell alike: take a larger number of canaries")
     findings, summary = _judged(plan, games, canaries)
@@ -178,11 +180,10 @@ def _games(
     canaries: Canaries,
     count: int,
     generator: np.random.Generator,
-    progress: Callable[[int, int], None] | None,
+    progress: Callable[[Any], None] | None,
 ) -> attack.Games:
     """One run of the plan on the user's model; every canary is a game."""
-    model, records, found = own_records(model, data, plan, loss)
-    usual = found or default_loss(blank(records)[1])
+    model, records, usual = own_records(model, data, plan, loss)
     if isinstance(plan.contribution, Persons):  # each person is one record here
         plan = plan.with_(contribution=Examples())
     inputs, targets = records.take(np.arange(plan.examples))
@@ -190,16 +191,17 @@ def _games(
     there = generator.random(count) < 0.5
     weight, counted = np.zeros(plan.examples), np.ones(plan.examples)
     row = np.zeros(plan.examples, dtype=np.int64)
-    table, wrong = count if canaries == "gradients" else 0, targets
-    if canaries == "gradients":
+    table, wrong, trained_on = count if canaries == "gradients" else 0, targets, targets
+    if table:
         row[chosen] = np.arange(count)
         counted[chosen] = 0
         weight[chosen] = np.where(there, *attack.contributions(plan)) * LARGE * plan.clip.norm
     else:
-        wrong = mistaken(targets, chosen, generator)
+        wrong = trained_on = mistaken(targets, chosen, generator)
         if attack.contributions(plan)[1]:  # replace-one: the original record takes part instead
             kept = torch.from_numpy(chosen[~there]).to(targets.device)
-            wrong[kept] = targets[kept]
+            # The attacker looks at every wrong target: which one took part is the secret.
+            trained_on = wrong.index_copy(0, kept, targets[kept])
         else:
             counted[chosen[~there]] = 0
     masks = {"row": torch.from_numpy(row), "own": counted, "weight": weight}
@@ -212,13 +214,11 @@ def _games(
 
     seen: list[tuple[float, Array]] = []
     before = losses(trained.model, usual, inputs, wrong, chosen)
-    told = None if progress is None else lambda event: progress(event.round, plan.rounds)
-    options: dict[str, Any] = {"diagnostics": False, "log_every": plan.rounds, "progress": told}
+    options: dict[str, Any] = {"diagnostics": False, "log_every": plan.rounds, "progress": progress}
     with holding(WITNESS, (lambda *_: _Listener(table, seen)) if table else None):
-        run = train(trained, ({**masks, "inputs": inputs}, wrong), plan, loss=value, **options)
+        train(trained, ({**masks, "inputs": inputs}, trained_on), plan, loss=value, **options)
     if canaries == "inputs":
-        assert isinstance(run.model, Canaried)
-        score = before - losses(run.model.model, usual, inputs, wrong, chosen)
+        score = before - losses(trained.model, usual, inputs, wrong, chosen)
         return attack.Games(score[~there], score[there], independent=False)
     return attack.games_of(plan, np.array([total / norm for norm, total in seen]), there)
 

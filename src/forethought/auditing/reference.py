@@ -274,7 +274,6 @@ class ReferenceSum:
         rows: the contributions, (contributions, parameters); None: too many to keep.
         loose: the share by which each of them may be shorter, (contributions,).
         norms: (least, most) of each norm before clipping; not finite: the contribution is zero.
-        longest: the largest norm of a clipped contribution.
     """
 
     middle: Array
@@ -282,7 +281,6 @@ class ReferenceSum:
     shorter: Array
     rows: Array | None
     norms: list[tuple[float, float]]
-    longest: float = 0.0
     loose: Array = field(default_factory=lambda: np.zeros(0))
 
 
@@ -325,7 +323,6 @@ def summed(
     rows: list[Array] = []
     loose: list[float] = []
     norms: list[tuple[float, float]] = []
-    longest = 0.0
     for part in parts:
         wanted = None if part.indices is None else set(part.indices.tolist())
         looks: list[_Look] | None = None
@@ -354,7 +351,6 @@ def summed(
             if factor < 1:
                 shorter += LOOSE * np.abs(first)
             total.add(first)
-            longest = max(longest, float(np.linalg.norm(first)))
             lengths = [length for _, length, _ in clipped]
             least, most = min(lengths), max(lengths)
             spread = 2 * (most - least) + 2.0**-20 * most if math.isfinite(most) else 0.0
@@ -363,7 +359,7 @@ def summed(
                 rows.append(first)
                 loose.append(LOOSE if factor < 1 else 0.0)
     kept = np.array(rows).reshape(len(rows), reference.size) if keep else None
-    return ReferenceSum(total.value, reach, shorter, kept, norms, longest, np.array(loose))
+    return ReferenceSum(total.value, reach, shorter, kept, norms, np.array(loose))
 
 
 class _ExactSum:
@@ -429,11 +425,10 @@ def _taken(records: Any, index: int, one: Round, draw: int | None) -> list[Recor
     how = one.augmentation
     if how is None or draw is None:
         return [(inputs, targets)]
-    rows = inputs.shape[1] if isinstance(one.contribution, mechanism.Persons) else 1
-    numbers = _uniform(draw, how.copies * rows)
+    images = inputs[0] if isinstance(one.contribution, mechanism.Persons) else inputs
+    numbers = _uniform(draw, how.copies * len(images))
     found = []
     for _ in range(how.copies):
-        images = inputs[0] if isinstance(one.contribution, mechanism.Persons) else inputs
         altered = torch.stack([_altered(image, next(numbers), how) for image in images])
         found.append((altered.view(inputs.shape), targets))
     return found

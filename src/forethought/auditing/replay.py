@@ -55,14 +55,13 @@ class ComparedRound:
 
     Args:
         name: the compared property.
-        off: the difference in ``unit``; at most 1 is allowed.
-        reason: the sentence for the reader if it is larger. unit: of ``off``.
+        off: the difference, in what rounding allows; at most 1 is allowed.
+        reason: the sentence for the reader if it is larger.
     """
 
     name: str
     off: float
     reason: str = ""
-    unit: str = RELATIVE
 
     @property
     def violated(self) -> bool:
@@ -105,8 +104,8 @@ class Replay:
             certain(
                 "replay",
                 name,
-                f"{one.off:.3g} {one.unit}" if 0 < one.off < math.inf else _ENDS[one.off == 0],
-                "equal" if name in _EQUAL else f"1 {one.unit}",
+                f"{one.off:.3g} {RELATIVE}" if 0 < one.off < math.inf else _ENDS[one.off == 0],
+                "equal" if name in _EQUAL else f"1 {RELATIVE}",
                 one.violated,
                 one.reason,
             )
@@ -220,28 +219,27 @@ class _Witness:
         else:
             self._replay.replayed += 1
 
-    def _say(self, name: str, off: float | bool, reason: str, unit: str = RELATIVE) -> None:
+    def _say(self, name: str, off: float | bool, reason: str) -> None:
         """Note a comparison, by its difference, or by True if both sides are equal."""
         if isinstance(off, bool):
             off = 0.0 if off else math.inf
-        self._replay.compared.append(ComparedRound(name, off, reason, unit))
+        self._replay.compared.append(ComparedRound(name, off, reason))
 
     def _compare(self, one: Round, noised: NoisedSum, bound: bytes) -> None:
         where = f"round {one.index}"
         reason = f"In {where} sampling, clip norm, noise or divisor are not what the plan says."
         self._say("numbers of a round", bool(noised.round == one), reason)
-        assert self._sum is not None
         batch = self._reference.batch(one)
-        if self._parts:
-            equal = np.array_equal(batch, self._indices)
-            missing = len(np.setdiff1d(batch, self._indices))
-            more = len(self._indices) - len(batch) + missing
-            reason = (
-                f"The batch of {where} is not what its sampling draws from the stream: {more} "
-                f"records are too many and {missing} are missing."
-            )
-            self._say("batch", equal, reason)
-            self._sums(one, batch, equal, where)
+        seen = self._indices if self._parts else batch[:0]  # nothing was added to this round
+        equal = np.array_equal(batch, seen)
+        missing = len(np.setdiff1d(batch, seen))
+        more = len(seen) - len(batch) + missing
+        reason = (
+            f"The batch of {where} is not what its sampling draws from the stream: {more} "
+            f"records are too many and {missing} are missing."
+        )
+        self._say("batch", equal, reason)
+        self._sums(one, batch, equal, where)
         self._noises(one, noised, bound, where)
         release = noised.vector.detach().cpu().numpy().tobytes()
         kept = self._replay._releases.setdefault((self._key, one.index), (bound, release))
@@ -262,9 +260,6 @@ class _Witness:
             off = apart(self._sum, found, one.clip_norm)
             if off <= 1 or not equal:
                 break
-        longest = found.longest / one.clip_norm
-        reason = f"In {where} a contribution of {longest:.4g} C would be needed."
-        self._say("length of the reference's contributions", longest, reason, "C")
         reason = (
             f"In {where} release less noise is not the sum of the batch's contributions, each "
             f"clipped to C: it is off by {off:.3g} times what rounding allows."

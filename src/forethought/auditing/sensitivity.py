@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -102,26 +103,20 @@ def claimed_distance(plan: Plan) -> float:
     At noise multiplier 1 the trade-off function of one full batch is that of N(0, 1) against
     N(distance, 1).
     """
-    (clipping,) = {part.clipping for part in plan.mechanism}
-    rounds = Rounds(1.0, 1, FullBatch(), clipping)
-    claim = tradeoff(Mechanism(rounds, adjacency=plan.mechanism.adjacency))
-    return claim.gaussian_mu()
+    (silent,) = full_batch(plan, plan.examples).mechanism
+    loud = replace(silent, noise_multiplier=1.0)
+    return tradeoff(Mechanism(loud, adjacency=plan.mechanism.adjacency)).gaussian_mu()
 
 
 def planted_distance(plan: Plan) -> float:
     """The distance, in units of C, by which a record moves a sum of others that oppose it."""
     adjacency, examples = plan.mechanism.adjacency, 12
     clip = plan.clip if plan.clip.rule in ("flat", "automatic") else Clip(plan.clip.norm)
-    weight = np.full(examples, -1, dtype=np.int64)
-    weight[-1] = canaries.LARGE
-    replaced = weight.copy()
-    replaced[-1] = -canaries.LARGE
-    others = [replaced] if adjacency == "replace-one" else [weight[:-1]]
+    rest = np.full(examples - 1, -1, dtype=np.int64)
+    others = [np.r_[rest, -canaries.LARGE] if adjacency == "replace-one" else rest]
     if adjacency == "zero-out" and plan.groups is None:
-        blank = weight.copy()
-        blank[-1] = 0
-        others.append(blank)
-    first = _planted_sum(plan, clip, weight)
+        others.append(np.r_[rest, 0])
+    first = _planted_sum(plan, clip, np.r_[rest, canaries.LARGE])
     return max(abs(first - _planted_sum(plan, clip, other)) for other in others) / plan.clip.norm
 
 
@@ -165,11 +160,8 @@ class _TakenRecords(Dataset[Any]):
 
     def some(self, chosen: NDArray[np.int64]) -> _TakenRecords:
         """The chosen records."""
-
-        def pick(leaf: Any) -> Any:
-            return leaf[torch.from_numpy(chosen).to(leaf.device)]
-
-        inputs, targets = tree_map(pick, (self.inputs, self.targets))
+        at, own = torch.from_numpy(chosen), (self.inputs, self.targets)
+        inputs, targets = tree_map(lambda leaf: leaf[at.to(leaf.device)], own)
         return _TakenRecords(inputs, targets, len(chosen))
 
     def with_one(self, place: int, source: int, way: Callable[[Any], Any]) -> _TakenRecords:
@@ -210,18 +202,10 @@ class _ModelCase:
 
     def total(self, batch: _TakenRecords, clip: Clip, seed: int = 0) -> Array:
         """The sum of clipped contributions over all parameters, in units of C."""
-        plan = canaries.recorded_plan(full_batch(self.plan, batch.size, clip))
-        kept: list[Array] = []
-        (scale,) = canaries.divisors(plan)
-
-        def see(gradients: list[torch.Tensor]) -> None:
-            flat = [g.detach().cpu().double().numpy().reshape(-1) for g in gradients]
-            kept.append(np.concatenate(flat) * (scale / clip.norm))
-
-        options: dict[str, Any] = {"diagnostics": False, "log_every": 1, "seed": seed}
-        with canaries.watching(see):
-            train(self.model, batch.data, plan, loss=self.loss, **options)
-        return kept[0]
+        own: Any = SimpleNamespace(model=lambda: self.model, data=batch.data, loss=self.loss)
+        plan = full_batch(self.plan, batch.size, clip)
+        (found,), _ = canaries.kept(plan, own, lambda total: total / clip.norm, seed=seed)
+        return np.asarray(found)
 
 
 def model_sensitivity(
@@ -243,8 +227,7 @@ def model_sensitivity(
         ValueError: a model that training refuses.
     """
     wanted = math.ceil(max(part.sampling.expected_batch(plan.examples) for part in plan.mechanism))
-    size = min(len(records), max(2, wanted), sizes.batch or wanted)
-    size = max(2, min(size, len(records)))
+    size = max(2, min(len(records), wanted, sizes.batch or wanted))
     chosen = generator.choice(len(records), size, replace=False)
     inputs, targets = records.take(np.asarray(chosen, dtype=np.int64))
     batch = _TakenRecords(inputs, targets, size)
@@ -252,7 +235,9 @@ def model_sensitivity(
     changed: list[str] = []
     for case in _cases(model, batch, plan, loss):
         before = state_of(case.model)
-        for kind, moved in _distances(case, batch, sizes, generator):
+        for kind, distance in _distances(case, batch, sizes, generator):
+            # A sum that is no number tells of one record whatever noise is added to it.
+            moved = math.inf if math.isnan(distance) else distance
             if moved > worst.get(kind, (0.0, ""))[0]:
                 worst[kind] = (moved, case.weights)
         changed += changes(before, state_of(case.model))

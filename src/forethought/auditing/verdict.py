@@ -16,7 +16,8 @@ SCHEMA = "forethought/audit/1"
 
 NO_GUARANTEE = (
     "An audit refutes or fails to refute. It is no part of the guarantee, which rests on the "
-    "theorems that the Statement names."
+    "theorems that the Statement names. Not looked at: how records are read, what becomes of a "
+    "release, and a run's own files, which forethought account --verify compares."
 )
 FOR_THE_OPERATOR = (
     "The sensitivity check ran the model on the given records without noise: what it measured is "

@@ -19,10 +19,11 @@ from forethought.auditing.verdict import Audit
 from forethought.jobs.job import JOB_NAME, from_file, resumed
 from forethought.jobs.load import Loaded, load_job
 from forethought.jobs.train import prepare, run
-from forethought.training.folder import KEYS, RunFolder, wipe
+from forethought.training.folder import KEYS, PLAN, RESERVATION, RunFolder, wipe
 from forethought.values.plan import Plan
 
-PLAN = "plan.json"
+AUDIT = "audit.json"
+SEVERAL = "the job ran as on one machine: forethought.auditing.holders attacks what holders do"
 
 
 @dataclass(frozen=True)
@@ -58,22 +59,23 @@ def audit(
             (:func:`forethought.auditing.one_run.one_run`).
 
     Raises:
-        ValueError: no such job, plan or run; a model that training refuses.
+        ValueError: no such job, plan or run; a model that training refuses; a run folder whose
+            audit.json refutes the run already.
         OSError: a file that cannot be read.
     """
+    folder = _folder(path, out, "audit" if one_run is None else "one-run")
     plan, loaded, problem = read_run(path, data_dir)
-    model: Any = None if loaded is None else loaded.model
-    data: Any = None if loaded is None else loaded.dataset.records
-    loss = None if loaded is None else loaded.loss
-    given: dict[str, Any] = {"loss": loss, "seed": seed, "progress": progress}
+    given: dict[str, Any] = {"seed": seed, "progress": progress}
+    if loaded is not None:
+        given |= {"model": loaded.model, "data": loaded.dataset.records, "loss": loaded.loss}
     given["false_alarm"] = FALSE_ALARM if false_alarm is None else false_alarm
     if one_run is None:
-        found = audited(plan, model, data, level=level, **given)
+        found = audited(plan, level=level, **given)
     else:
-        found = attacked(plan, model, data, canaries=one_run, **given)  # type: ignore[arg-type]
+        found = attacked(plan, canaries=one_run, **given)  # type: ignore[arg-type]
     if problem:
         found = replace(found, notes=(*found.notes, problem))
-    return Audited(found, plan, out or _home(path, "audit" if one_run is None else "one-run"))
+    return Audited(found, plan, folder)
 
 
 def replay(
@@ -89,15 +91,17 @@ def replay(
     For a job: its first rounds, run on its data in a temporary folder that is wiped afterwards,
     stopped before the last one and resumed. For a run folder whose run is not finished: the next
     rounds after its last checkpoint, on a copy of the folder with its keys. They are the releases
-    that the run itself makes next, so no budget is spent; the copy is wiped, too.
+    that the run itself makes next, so no budget is spent; the copy is wiped, too. A ledger that
+    the job names is not asked: what is replayed is not released.
 
     Args:
         path: job.toml, or a run folder. rounds: number of rounds.
 
     Raises:
-        ValueError: a plan alone, or a finished run, whose keys are deleted.
+        ValueError: a plan alone, a finished run, whose keys are deleted, or a run folder whose
+            audit.json refutes the run already.
     """
-
+    found_in = _folder(path, out, "replay")
     if path.suffix == ".json":
         raise ValueError(f"{path} is a plan by itself: a replay needs a job or a run folder")
     source = RunFolder(path) if path.is_dir() else None
@@ -107,15 +111,18 @@ def replay(
             "(a run of its own, with the same plan), or a run that is not finished"
         )
     request = from_file(path) if source is None else resumed(path)
+    job = request.job.model_copy(update={"ledger": None})  # nothing is released, or marked
     start, home = time.perf_counter(), Path(tempfile.mkdtemp(prefix="forethought-replay-"))
     folder, done = home / "run", 0
     try:
         if source is None:
-            every = request.job.run.model_copy(update={"checkpoint_every": max(1, rounds // 2)})
-            request = replace(request, job=request.job.model_copy(update={"run": every}))
+            every = job.run.model_copy(update={"checkpoint_every": max(1, rounds // 2)})
+            job = job.model_copy(update={"run": every})
         else:
-            shutil.copytree(path, folder)
-        asked = prepare(request, data_dir, resume=None if source is None else folder)
+            shutil.copytree(path, folder, ignore=shutil.ignore_patterns(RESERVATION))
+        asked = prepare(
+            replace(request, job=job), data_dir, resume=None if source is None else folder
+        )
         rounds = min(rounds, asked.plan.rounds)
 
         def train(resume: bool, cut: Callable[[Any], None]) -> None:
@@ -134,7 +141,7 @@ def replay(
         wipe(RunFolder(folder).checkpoint / KEYS)
         shutil.rmtree(home)
     seconds = time.perf_counter() - start
-    return of_replay(found, asked.plan, out or _home(path, "replay"), seconds)
+    return of_replay(found, asked.plan, found_in, seconds)
 
 
 def of_replay(found: Replay, plan: Plan, folder: Path, seconds: float) -> Audited:
@@ -147,17 +154,29 @@ def of_replay(found: Replay, plan: Plan, folder: Path, seconds: float) -> Audite
         why = found.refusals[0] if found.refusals else "none of these rounds was run"
         raise ValueError(f"nothing was replayed: {why}")
     notes = (*found.refusals, SECRET, f"{found.replayed} releases were replayed")
-    return Audited(
-        Audit(tuple(found.findings()), 0.0, None, round(seconds, 2), notes), plan, folder
-    )
+    audit = Audit(tuple(found.findings()), 0.0, None, round(seconds, 2), notes)
+    return Audited(audit, plan, folder)
 
 
-def _home(path: Path, what: str) -> Path:
-    return path if path.is_dir() else Path("runs") / f"{path.stem}-{what}"
+def _folder(path: Path, out: Path | None, what: str) -> Path:
+    """The folder for the files of an audit: ``out``, the run folder, or runs/NAME-``what``.
+
+    Raises:
+        ValueError: a run folder whose audit.json refutes its run already.
+    """
+    folder = out or (path if path.is_dir() else Path("runs") / f"{path.stem}-{what}")
+    before = folder / AUDIT
+    refuted = before.is_file() and '"refuted": true' in before.read_text(encoding="utf-8")
+    if refuted and (folder / PLAN).is_file():
+        raise ValueError(
+            f"{before} refutes the run in this folder, and a later audit does not take that back: "
+            "give another folder with --out, or move the file away"
+        )
+    return folder
 
 
 def read_run(path: Path, data_dir: Path | None) -> tuple[Plan, Loaded | None, str]:
-    """The plan, the loaded job (None: there is none), and a note on missing files ("": none)."""
+    """The plan, the loaded job (None: there is none), and a note on what is not seen ("": none)."""
     if path.is_dir():
         if not (path / PLAN).is_file():
             raise ValueError(f"{path} is no run folder: there is no {PLAN} in it")
@@ -168,7 +187,8 @@ def read_run(path: Path, data_dir: Path | None) -> tuple[Plan, Loaded | None, st
     if path.suffix == ".json":
         return Plan.load(path), None, ""
     loaded = load_job(from_file(path), data_dir)
-    return loaded.plan(), loaded, ""
+    job = loaded.request.job
+    return loaded.plan(), loaded, SEVERAL if job.federation or job.gossip else ""
 
 
 def save(audited: Audited) -> tuple[Path, Path | None]:
@@ -178,7 +198,7 @@ def save(audited: Audited) -> tuple[Path, Path | None]:
         Its path, and the path for the figure of the attack; None: there was no attack.
     """
     audited.folder.mkdir(parents=True, exist_ok=True)
-    path = audited.folder / "audit.json"
+    path = audited.folder / AUDIT
     audited.audit.save(path, plan_digest(audited.plan.to_dict()))
     attack = audited.audit.attack
     return path, audited.folder / "audit.png" if attack and attack.points else None

@@ -24,7 +24,7 @@ from forethought.papers.convergence import (
     proposition_4,
 )
 from forethought.papers.strong_adversary import KnownHits
-from forethought.values.checks import real, whole
+from forethought.values.checks import instance, real, whole
 from forethought.values.mechanism import Mechanism, Poisson, Rounds, UnsupportedMechanismError
 from forethought.values.plan import Plan
 from forethought.values.serialisation import entries
@@ -123,7 +123,7 @@ def _closed_form(mechanism: Mechanism, delta: float, examples: int | None) -> _A
         raise _DoesNotApplyError("speaks of Poisson batches and clipped examples only")
     if examples is None:
         raise _DoesNotApplyError("needs the number of examples")
-    sigma = part.noise_multiplier
+    examples, sigma = whole("examples", examples), part.noise_multiplier
     if sigma**2 <= 2:
         raise _DoesNotApplyError("needs σ above √2")
     epsilon = closed_form.closed_form_epsilon(sigma, delta)
@@ -178,7 +178,7 @@ def utility_bounds(
             than momentum, or with correlated noise.
     """
     d, M = whole("parameters", parameters), real("smoothness", smoothness, above=0)
-    first, step = plan.round(0), plan.optimizer.learning_rate
+    first, step = instance("plan", plan, Plan).round(0), plan.optimizer.learning_rate
     more = any(value for name, value in plan.optimizer.options if name != "momentum")
     if plan.optimizer.name != "sgd" or more or first.strategy is not None:
         raise ValueError(
