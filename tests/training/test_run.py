@@ -287,6 +287,7 @@ def test_a_used_folder_is_refused_resumed_or_overwritten(tmp_path: Path) -> None
     out = tmp_path / "run"
     first = train(network(), data(), plan(3), out=out)
     (out / "notes.txt").write_text("mine")
+    (out / "audit.json").write_text("{}")
     with pytest.raises(RunFolderExistsError, match=r"--resume.*--overwrite"):
         train(network(), data(), plan(3), out=out)
     again = train(nn.Linear(6, 2), data(), plan(3), out=out, resume=True)
@@ -295,6 +296,7 @@ def test_a_used_folder_is_refused_resumed_or_overwritten(tmp_path: Path) -> None
     other = train(network(), data(), plan(4), out=out, overwrite=True)
     assert other.history[-1].round == 4
     assert (out / "notes.txt").read_text() == "mine"
+    assert not (out / "audit.json").exists()  # it was of the run before
 
 
 @pytest.mark.parametrize("group", [1, 3])

@@ -431,8 +431,9 @@ class PlanRequest(Keywords):
         passes also where nothing says that it is a network.
         """
         chosen = self.learning_rate is None and use.kind_of(self.optimizer).descends
+        linear = self.feature_norm is not None or self.features is not None
         known = self.untried or self.noise_borne is not None or self.epochs is not None
-        return self.trained if chosen and known and self.feature_norm is None else None
+        return self.trained if chosen and known and not linear else None
 
     @property
     def classes(self) -> int:
