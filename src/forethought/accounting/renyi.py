@@ -19,15 +19,8 @@ from scipy.special import gammaln, logsumexp
 from forethought.accounting.dominating_pair import Array
 from forethought.accounting.interval import bisected
 from forethought.accounting.theorems import all_uncorrelated
+from forethought.values import mechanism as kinds
 from forethought.values.checks import real, reals, settle
-from forethought.values.mechanism import (
-    SAMPLINGS,
-    Adjacency,
-    Hypergeometric,
-    Mechanism,
-    Rounds,
-    UnsupportedMechanismError,
-)
 
 # Small fractional orders matter for large ε, large orders for small ε. A minimum over any grid is
 # a valid bound.
@@ -284,7 +277,7 @@ def _even_moment(sigma: float, length: int) -> float:
     return float(logsumexp(length * log_abs + _log_weight(z, sigma, step)))
 
 
-def rdp(mechanism: Mechanism, orders: Sequence[float] = ORDERS) -> RenyiCurve:
+def rdp(mechanism: kinds.Mechanism, orders: Sequence[float] = ORDERS) -> RenyiCurve:
     """The Rényi curve of a mechanism for one differing record.
 
     Poisson sampling under add-or-remove and zero-out uses :func:`poisson_rdp`. Poisson sampling
@@ -303,18 +296,20 @@ def rdp(mechanism: Mechanism, orders: Sequence[float] = ORDERS) -> RenyiCurve:
     return total
 
 
-def _release(part: Rounds, adjacency: Adjacency, orders: tuple[float, ...]) -> RenyiCurve:
+def _release(
+    part: kinds.Rounds, adjacency: kinds.Adjacency, orders: tuple[float, ...]
+) -> RenyiCurve:
     if part.sampling.kind not in CURVES:
-        known = ", ".join(SAMPLINGS[kind].__name__ for kind in CURVES)
-        raise UnsupportedMechanismError(
+        known = ", ".join(kinds.SAMPLINGS[kind].__name__ for kind in CURVES)
+        raise kinds.UnsupportedMechanismError(
             f"no Rényi curve is known for {type(part.sampling).__name__} sampling; there is one "
             f"for {known}. Account for the mechanism exactly, with no filter and no search"
         )
     noise, hits = part.noise_multiplier / part.sensitivity(adjacency), part.sampling.hits(1)
-    if isinstance(hits, Hypergeometric):
+    if isinstance(hits, kinds.Hypergeometric):
         return exchange_rdp(hits.drawn / hits.examples, noise, orders)
     if hits.trials != 1:
-        raise UnsupportedMechanismError(
+        raise kinds.UnsupportedMechanismError(
             f"one record is in a batch as often as {hits}: this Rényi curve is that of a record "
             "which is drawn once at most. Account for the mechanism exactly"
         )
@@ -347,7 +342,7 @@ CURVES = {
 }
 
 
-def zcdp(mechanism: Mechanism) -> float:
+def zcdp(mechanism: kinds.Mechanism) -> float:
     """ρ of zero-concentrated DP: D_α ≤ ρα at every order α > 1 (Bun and Steinke 2016).
 
     Sampling does not amplify ρ, since it has no effect at high orders: each release counts

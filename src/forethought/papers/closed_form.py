@@ -16,18 +16,8 @@ from forethought.accounting.dominating_pair import gaussian_epsilon, gaussian_mu
 from forethought.accounting.interval import Interval, reached
 from forethought.accounting.theorems import all_uncorrelated
 from forethought.accounting.tradeoff import TradeOff, from_points
+from forethought.values import mechanism as kinds
 from forethought.values.checks import real, settle, whole
-from forethought.values.mechanism import (
-    CyclicPoisson,
-    FullBatch,
-    Mechanism,
-    Poisson,
-    RandomAllocation,
-    Rounds,
-    Shuffled,
-    UnsupportedMechanismError,
-    WithoutReplacement,
-)
 
 # Number of ε at which the curve of Section C.3 is evaluated.
 _CURVE_POINTS = 200
@@ -211,10 +201,13 @@ class SampleSizes:
         """ρ̂ = Ŝ_1²/Ŝ_2, the smallest that Theorem B.2 allows."""
         return self.moment(1) ** 2 / self.moment(2)
 
-    def mechanism(self, sigma: float) -> Mechanism:
+    def mechanism(self, sigma: float) -> kinds.Mechanism:
         """The mechanism of the run: Poisson rounds at rates s_i/N under add-or-remove."""
-        return Mechanism(
-            *(Rounds(sigma, count, Poisson(size / self.examples)) for size, count in self)
+        return kinds.Mechanism(
+            *(
+                kinds.Rounds(sigma, count, kinds.Poisson(size / self.examples))
+                for size, count in self
+            )
         )
 
 
@@ -254,7 +247,7 @@ class ClosedForm:
         return all(condition.holds for condition in self.conditions)
 
     @property
-    def mechanism(self) -> Mechanism:
+    def mechanism(self) -> kinds.Mechanism:
         """The mechanism of the theorem's run."""
         return self.sizes.mechanism(self.sigma)
 
@@ -415,7 +408,7 @@ def section_c_3(sigma: float, target: float, examples: int, gradients: int) -> T
 # and Su 2022, Corollary 5.4 (without replacement).
 
 
-def approximate_clt_mu(mechanism: Mechanism) -> float:
+def approximate_clt_mu(mechanism: kinds.Mechanism) -> float:
     """μ of the Gaussian limit of many rounds with little information each: an approximation.
 
     Poisson sampling: μ² = Σ T q²(e^{(Δ/σ)²} − 1). An epoch of random allocation in t rounds adds
@@ -435,30 +428,30 @@ def approximate_clt_mu(mechanism: Mechanism) -> float:
     return math.sqrt(total)
 
 
-def _squared(part: Rounds, shift: float) -> float:
+def _squared(part: kinds.Rounds, shift: float) -> float:
     match part.sampling:
-        case FullBatch() | Shuffled():
+        case kinds.FullBatch() | kinds.Shuffled():
             return shift**2
         case _ if shift > 26:
             return math.inf
-        case Poisson(rate=rate) | CyclicPoisson(rate=rate):
+        case kinds.Poisson(rate=rate) | kinds.CyclicPoisson(rate=rate):
             return rate**2 * math.expm1(shift**2) if rate < 1 else shift**2
-        case RandomAllocation(rate=rate):
+        case kinds.RandomAllocation(rate=rate):
             # The likelihood ratio is the mean of 1/rate independent ones of mean 1.
             return rate * math.expm1(shift**2)
-        case WithoutReplacement(rate=rate):
+        case kinds.WithoutReplacement(rate=rate):
             if rate == 1:
                 return shift**2
             normal = math.exp(shift**2) * ndtr(1.5 * shift) + 3 * ndtr(-0.5 * shift) - 2
             return float(2 * rate**2 * normal)
         case other:
-            raise UnsupportedMechanismError(
+            raise kinds.UnsupportedMechanismError(
                 f"no central limit is known for {type(other).__name__} sampling; there is one for "
                 "Poisson, CyclicPoisson, RandomAllocation, WithoutReplacement, Shuffled, FullBatch"
             )
 
 
-def approximate_clt_epsilon(mechanism: Mechanism, delta: float) -> float:
+def approximate_clt_epsilon(mechanism: kinds.Mechanism, delta: float) -> float:
     """ε of the limiting Gaussian at δ: an approximation that may be too small or too large."""
     mu = approximate_clt_mu(mechanism)
     return gaussian_epsilon(delta, mu) if math.isfinite(mu) else math.inf

@@ -660,10 +660,8 @@ def _batch_and_length(
                 rounds = max(defaults.ROUNDS, round(short))
                 batch = round(passes * N / rounds)
                 why["rounds"] = (
-                    "in fewer rounds steps would be so long that a network does not arrive"
-                    if rounds > defaults.ROUNDS
-                    else "enough for the optimizer to arrive; more rounds need more noise each "
-                    "and gain nothing in sum"
+                    "enough for the optimizer to arrive; more rounds need more noise each and "
+                    "gain nothing in sum"
                 )
             if request.image_features and request.by_scores:
                 batch = defaults.batch_of_image_features(N, rounds)

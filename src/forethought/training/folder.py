@@ -728,9 +728,9 @@ PAGES = ("report.html", "statement.html")
 ENVELOPE = "statement.intoto.json"
 # Of a run that the book of a data set pays for: its reservation, and the book's answer at the end.
 RESERVATION, PAID = "reservation.json", "ledger.json"
-WRITTEN = (PLAN, MODEL, STATEMENT, STATEMENT_TEXT, *_OF_RESULTS, RECORD, PAID, *PAGES, ENVELOPE)
-# An audit of the run before says nothing of the one that takes its place.
-WRITTEN += ("audit.json", "audit.png")
+# With an audit of the run: it says nothing of one that takes its place.
+_TOLD = (STATEMENT, STATEMENT_TEXT, *PAGES, ENVELOPE, "audit.json", "audit.png")
+WRITTEN = (PLAN, MODEL, *_OF_RESULTS, RECORD, PAID, *_TOLD)
 
 
 def _half_written(path: Path) -> bool:
