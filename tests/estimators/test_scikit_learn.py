@@ -70,7 +70,8 @@ def test_declared_classes_fail_only_what_privacy_forbids(
         check(estimator)
         return
     with pytest.raises((AssertionError, ValueError)):
-        check(estimator)
+        for _ in range(5):  # noise may let one pass by chance
+            check(estimator)
     pytest.xfail(reason)
 
 
