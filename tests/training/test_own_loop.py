@@ -8,6 +8,7 @@ import warnings
 from array import array
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -294,10 +295,69 @@ def test_several_rows_of_one_record_are_refused() -> None:
         inputs, targets = zip(*records, strict=True)
         return torch.stack(inputs * 2), torch.stack(targets * 2)
 
+    model = network()
     doubled = DataLoader(TensorDataset(*data()), collate_fn=collate)
-    loader, _ = ft.private(network(), None, doubled, plan(), seed=1)
+    loader, optimizer = ft.private(model, None, doubled, plan(), seed=1)
+    before, (inputs, targets) = weights(model), next(iter(loader))
+    criterion(model(inputs), targets).backward()
     with pytest.raises(ValueError, match="several rows"):
-        next(iter(loader))
+        optimizer.step()
+    assert torch.equal(weights(model), before) and optimizer.rounds_done == 0
+
+
+def test_what_a_collate_fn_adds_for_nothing_may_have_any_length() -> None:
+    def collate(records: list[Any]) -> Any:
+        inputs, targets = zip(*records, strict=True)
+        return {"x": torch.stack(inputs), "bounds": torch.arange(7), "label": torch.stack(targets)}
+
+    one, two = network(), network()
+    for model, records in ((one, DataLoader(TensorDataset(*data()), collate_fn=collate)), (two, 0)):
+        sgd = torch.optim.SGD(model.parameters(), 0.1)
+        loader, optimizer = ft.private(model, sgd, records or data(), plan(3), **SEEDS)
+        for batch in loader:
+            inputs, targets = (batch["x"], batch["label"]) if records else batch
+            criterion(model(inputs), targets).backward()
+            optimizer.step()
+    assert torch.equal(weights(one), weights(two))
+
+
+def test_a_batch_is_where_the_round_needs_it() -> None:
+    _, loader, _ = opened()
+    inputs, targets = next(iter(loader))
+    assert inputs.cuda(None, non_blocking=True) is inputs and targets.cuda(device=None) is targets
+    assert inputs.to(torch.float16) is not inputs
+
+
+class Bare(nn.Module):
+    """Takes its first argument by position alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.network = network()
+
+    def forward(self, inputs: Any, /, shift: Any = None, *, scale: Any = None) -> Any:
+        return self.network(inputs) + shift[:, None]
+
+
+def test_an_argument_without_a_name_is_not_lost() -> None:
+    models = Bare(), Bare()
+    for model in models:
+        sgd = torch.optim.SGD(model.parameters(), 0.1)
+        loader, optimizer = ft.private(model, sgd, data(), plan(3), **SEEDS)
+        for inputs, y in loader:
+            outputs = model(inputs, y) if model is models[0] else model(inputs, shift=y)
+            criterion(outputs, y).backward()
+            optimizer.step()
+    assert torch.equal(*map(weights, models)) and not torch.equal(weights(model), weights(Bare()))
+
+
+def test_an_argument_without_a_name_beside_one_without_a_place_is_refused() -> None:
+    model = Bare()
+    loader, optimizer = ft.private(model, None, data(), plan(3), seed=1)
+    inputs, targets = next(iter(loader))
+    criterion(model(inputs, scale=targets), targets).backward()
+    with pytest.raises(DeferredError, match="arguments by position"):
+        optimizer.step()
 
 
 class Counted(Dataset[Any]):
@@ -705,13 +765,17 @@ def test_a_parameter_in_anothers_place_is_refused(
     assert optimizer.rounds_done == 1
 
 
-def test_a_call_with_other_weights_than_the_models_is_refused() -> None:
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_call_with_other_weights_than_the_models_is_refused(frozen: bool) -> None:
     model = network()
+    model[0].requires_grad_(not frozen)
     loader, optimizer = ft.private(model, None, data(), plan(), seed=1)
     inputs, targets = next(iter(loader))
-    zeros = {name: torch.zeros_like(p) for name, p in model.named_parameters()}
+    own = dict(model.named_parameters())
+    zeros = {name: torch.zeros_like(p) for name, p in own.items() if p.requires_grad != frozen}
     with pytest.raises(RoundError, match="functional_call"):
         torch.func.functional_call(model, zeros, (inputs,))
+    torch.func.functional_call(model, own, (inputs,))
     criterion(model(inputs), targets).backward()
     optimizer.step()
     assert optimizer.rounds_done == 1
@@ -821,6 +885,32 @@ class Wrapped(torch.optim.Optimizer):
         self.param_groups, self.step = inner.param_groups, inner.step  # type: ignore[method-assign]
 
 
+class Passing(torch.optim.Optimizer):
+    """Hands another optimizer's attributes on, its hooks too."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        self.inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def step(self, closure: Any = None) -> Any:
+        return self.inner.step(closure)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self.inner.zero_grad(set_to_none)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.inner.state_dict()
+
+
+def test_an_optimizer_may_hand_on_anothers_steps() -> None:
+    one, two = network(), network()
+    loop(one, Passing(torch.optim.SGD(one.parameters(), 0.5)), plan(3))
+    loop(two, torch.optim.SGD(two.parameters(), 0.5), plan(3))
+    assert torch.equal(weights(one), weights(two))
+
+
 def test_optimizers_that_do_not_fit_are_refused() -> None:
     model, stranger = network(), network()
     cases: list[tuple[Any, type[Exception], str]] = [
@@ -829,6 +919,7 @@ def test_optimizers_that_do_not_fit_are_refused() -> None:
         (torch.optim.LBFGS(model.parameters()), ValueError, "inside its step"),
         (torch.optim.SparseAdam(model.parameters()), ValueError, "sparse gradients"),
         ("adam", TypeError, "one of torch's"),
+        (SimpleNamespace(_optimizer_step_post_hooks={}), TypeError, "one of torch's"),
         (Wrapped(torch.optim.SGD(model.parameters(), 0.1)), TypeError, "accelerate prepares"),
     ]
     for optimizer, kind, words in cases:

@@ -266,6 +266,40 @@ def test_a_trainer_takes_the_loss_by_its_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_number_in_ones_own_loss_is_a_place_in_the_outputs(tmp_path: Path) -> None:
+    with_torchvision()
+    from transformers import Trainer
+
+    found = []
+    for key in (0, "scores"):
+
+        class Own(Trainer):  # type: ignore[misc]
+            def compute_loss(
+                self, model: Any, inputs: Any, *_: Any, key: Any = key, **__: Any
+            ) -> Any:
+                return F.mse_loss(model(**inputs)[key], inputs["labels"].float())
+
+        plain = trainer_of(Named("output"), rows(), tmp_path, optim="sgd")
+        trainer = Own(model=plain.model, args=plain.args, train_dataset=plain.train_dataset)
+        ft.private_trainer(trainer, planned(trainer.model, 0.5), **SEEDS)
+        trainer.train()
+        found.append(weights(trainer.model))
+    assert torch.equal(*found) and not torch.equal(found[0], weights(Named("output")))
+
+
+@pytest.mark.slow
+def test_the_length_of_an_epoch_is_computed_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes a walk through all rounds, and an epoch may be one round."""
+    with_torchvision()
+    trainer = trainer_of(Named("tuple"), rows(), tmp_path)
+    ft.private_trainer(trainer, planned(trainer.model))
+    monkeypatch.delattr("forethought.training.trainers.epoch_ends")
+    assert len(trainer.get_train_dataloader()) == 4
+
+
+@pytest.mark.slow
 def test_a_trainer_that_has_trained_trains_no_more_in_silence(tmp_path: Path) -> None:
     with_torchvision()
     trainer = trainer_of(Named("tuple"), rows(), tmp_path)
@@ -288,7 +322,7 @@ def test_what_a_trainer_logs_of_a_batch_is_in_no_checkpoint(tmp_path: Path) -> N
     class Telling(Trainer):  # type: ignore[misc]
         def compute_loss(self, model: Any, inputs: Any, *rest: Any, **named: Any) -> Any:
             loss = super().compute_loss(model, inputs, *rest, **named)
-            self.log({"aside": loss.detach(), "public": 1.0})
+            self.log({"aside": loss.detach(), "inner": {"a": loss.detach()}, "public": 1.0})
             return loss
 
     plain = trainer_of(Named("tuple"), rows(), tmp_path, save_strategy="steps", save_steps=1)
@@ -297,7 +331,7 @@ def test_what_a_trainer_logs_of_a_batch_is_in_no_checkpoint(tmp_path: Path) -> N
     trainer.train()
     assert len(training.finish().transcript) == 4
     logged = set().union(*trainer.state.log_history)
-    assert "public" in logged and "aside" not in logged
+    assert "public" in logged and not logged & {"aside", "inner"}
 
 
 # accelerate.
@@ -380,7 +414,14 @@ def lightning_of(part: bool, **options: Any) -> tuple[Any, Any, nn.Module]:
             loss = F.cross_entropy((self.network if part else self)(inputs), targets)
             self.log("train_loss", loss)
             self.log("step_size", self.lr, on_step=False, on_epoch=True)
+            self.log("places", 1.5, False, None, False, True, "mean", False, False, None, True, 7)
             return loss
+
+        def on_train_batch_start(self, batch: Any, index: int) -> None:
+            self.log("begun", 2.5, on_step=False, on_epoch=True)
+
+        def on_train_batch_end(self, outputs: Any, batch: Any, index: int) -> None:
+            self.log("ended", 3.5, on_step=False, on_epoch=True)
 
         def validation_step(self, batch: Any, index: int) -> None:
             inputs, targets = batch
@@ -389,6 +430,7 @@ def lightning_of(part: bool, **options: Any) -> tuple[Any, Any, nn.Module]:
         def configure_optimizers(self) -> Any:
             sgd = torch.optim.SGD(self.parameters(), self.lr)
             self.asked = [self.trainer.estimated_stepping_batches, self.trainer.max_epochs]
+            self.asked += [len(self.trainer.train_dataloader.dataset)]
             falling = torch.optim.lr_scheduler.ConstantLR(sgd, 1.0)
             return [sgd], [falling]
 
@@ -482,9 +524,10 @@ def test_lightnings_schedules_are_made_for_the_rounds_of_the_plan(most: Any, epo
     trainer, module, inner = lightning_of(False, limit_train_batches=most)
     training = ft.private_trainer(trainer, planned(inner))
     trainer.fit(module, DataLoader(TensorDataset(*table()), batch_size=COUNT))
-    assert module.asked == [8, epochs]
+    assert module.asked == [8, epochs, COUNT]
     assert len(training.finish().transcript) == 8
-    assert trainer.callback_metrics["step_size"] == 0.5  # a public number is logged
+    public = {"step_size": 0.5, "places": 1.5, "begun": 2.5, "ended": 3.5}
+    assert public.items() <= {k: float(v) for k, v in trainer.callback_metrics.items()}.items()
 
 
 @pytest.mark.slow
@@ -519,6 +562,34 @@ def test_a_fit_takes_one_loader_of_a_trainer_that_is_private_once() -> None:
             ft.private_trainer(trainer, planned(inner))
         with pytest.raises(ValueError, match="one training loader"):
             trainer.fit(module, given)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_a_fit_after_one_that_failed_needs_a_new_trainer() -> None:
+    def fail(*_: Any) -> Any:
+        raise RuntimeError("a fault")
+
+    batches = DataLoader(TensorDataset(*table()), batch_size=16)
+    trainer, module, inner = lightning_of(False)
+    ft.private_trainer(trainer, planned(inner))
+    module.training_step = fail
+    with pytest.raises(RuntimeError, match="a fault"):
+        trainer.fit(module, batches)
+    with pytest.raises(RoundError, match="a new trainer"):
+        trainer.fit(module, batches)
+
+
+@pytest.mark.slow
+def test_a_trainer_of_ones_own_class_becomes_private() -> None:
+    with_torchvision()
+    import lightning
+
+    class Own(lightning.Trainer):
+        pass
+
+    trainer = Own(accelerator="cpu", logger=False, enable_checkpointing=False)
+    assert ft.private_trainer(trainer, planned(network())) is trainer.private_training
 
 
 def test_another_trainer_is_refused() -> None:

@@ -12,6 +12,7 @@ import copyreg
 import inspect
 import operator
 import os
+import sys
 import warnings
 import weakref
 from array import array
@@ -193,9 +194,9 @@ class _Rounds:
         parameters, shards, self.planned = trained_here(model), shards_of(model), optimizer is None
         if optimizer is not None:
             _require_optimizer(optimizer, model)
-        self._own = trained_of(model, "train")
+        own = trained_of(model, "train")
         self.model, self.records, self.plan = model, records, plan
-        self.descent = descent_of(plan, parameters if self.planned else self._own, optimizer)
+        self.descent = descent_of(plan, parameters if self.planned else own, optimizer)
         self.team = team = present_team()
         secrets = team.first(lambda: Secrets.draw(seeds))
         loss: Loss = cross_entropy  # a placeholder: every round states its own loss
@@ -225,10 +226,10 @@ class _Rounds:
         self._given = 0  # batches; the last one is open until its step is done
         self._value: Deferred | None = None
         self._left = self._standing()
-        self.in_trainer = False  # of transformers, which reads gradients and a loss by its name
         # A mark has the full shape of a weight, so that sharded weights get none.
         self._marks = _marks(parameters.values() if shards is None else ())
         self._gate = Gate(model)
+        self._weights = dict(model.named_parameters())  # the frozen ones too
 
     def next_batch(self) -> Any:
         """The batch of the next round: deferred tensors in the form of the data set's records."""
@@ -241,11 +242,6 @@ class _Rounds:
             )
         self._given += 1
         tensors, structure = tree_flatten(blank(self.records, 1))
-        if any(isinstance(part, torch.Tensor) and part.shape[:1] != (1,) for part in tensors):
-            raise ValueError(
-                "the collate_fn makes several rows of a record, and each would be clipped alone: "
-                "give them a dimension of their own, (1, rows, …), and the mean of their losses"
-            )
         leaves = [Deferred(Leaf(self, self._given, place)) for place in range(len(tensors))]
         inputs, targets = tree_unflatten(leaves, structure)
         label = getattr(self.records, "label", None)
@@ -263,9 +259,8 @@ class _Rounds:
                 "first; to compute a large batch in pieces give micro_batch="
             )
         self._value = value
-        if not self.in_trainer:
-            for parameter, mark in self._marks:
-                parameter.grad = mark
+        for parameter, mark in self._marks:
+            parameter.grad = mark
 
     def state_by(self, closure: Callable[[], Any]) -> Any:
         """Call a closure once, which states the loss of the batch; return its value.
@@ -298,8 +293,7 @@ class _Rounds:
         now = self._standing()
         self.require_own()
         names = (n if n in (_ATTRIBUTES, _STATE) else _MODEL for n in self._changed(now))
-        changed = dict.fromkeys(names)
-        if changed:
+        if changed := dict.fromkeys(names):
             raise RoundError(
                 f"{' and '.join(changed)} changed since the last step: what is not released by a "
                 "round may follow from private records. Change weights or the optimizer's state in "
@@ -320,14 +314,14 @@ class _Rounds:
         self._require_moved(now, self._left)
 
     def require_own(self) -> None:
-        """Refuse a model with other weights in the place of those that the optimizer has."""
+        """Refuse a model with other weights in the place of those that the loop began with."""
         let_go(self.model)
         present = dict(self.model.named_parameters())
-        replaced = [name for name, p in self._own.items() if present.get(name) is not p]
+        replaced = [name for name, p in self._weights.items() if present.get(name) is not p]
         if replaced:
             raise RoundError(
-                f"{_some(replaced)} became another Parameter than the optimizer has, which would "
-                "not be trained: replace weights (load_state_dict(assign=True) does) before "
+                f"{_some(replaced)} became another Parameter than the loop began with, which no "
+                "round would see: replace weights (load_state_dict(assign=True) does) before "
                 "forethought.private, and call the model without torch.func.functional_call"
             )
 
@@ -394,6 +388,12 @@ class _Rounds:
     def _round(self, found: tuple[Loss, ArrangedRecords]) -> None:
         loss, records = found[0], found[1].settled()
         if found is not self._stated:  # checked before anything is released
+            parts = tree_leaves(blank(records, 1))
+            if any(isinstance(part, torch.Tensor) and part.shape[:1] != (1,) for part in parts):
+                raise ValueError(
+                    "several rows of a record, as of a collate_fn, would each be clipped alone: "
+                    "give them a dimension of their own, (1, rows, …), and the mean of their losses"
+                )
             require_fit(self.model, loss, records)
             kind, altered = self.plan.contribution, self.plan.augmentation
             check_loss(self.model, loss, records, None, kind, altered)
@@ -510,8 +510,7 @@ class PrivateLoader:
         """Iterate over the batches up to the end of the epoch.
 
         Raises:
-            RoundError: all rounds are done, or a batch had no step. ValueError: a ``collate_fn``
-                makes several rows of a record.
+            RoundError: all rounds are done, or a batch had no step.
         """
         rounds = self._rounds
         rounds._require_going_on()
@@ -547,8 +546,8 @@ class PrivateOptimizer(torch.optim.Optimizer):
 
         Raises:
             RoundError: no batch, no loss, a second loss, or a changed model.
-            ValueError, TypeError: a loss that cannot be computed privately; then nothing was
-                released.
+            ValueError, TypeError: a loss that cannot be computed privately, or a ``collate_fn``
+                that makes several rows of a record; then nothing was released.
         """
         returned = None if closure is None else self._rounds.state_by(closure)
         with all_there(self._rounds.team, None):
@@ -606,9 +605,13 @@ class PrivateOptimizer(torch.optim.Optimizer):
         return self._rounds.done
 
 
+_HOOKS = "_optimizer_step_post_hooks"
+
+
 def _require_optimizer(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> None:
-    # Wrappers, as of accelerate and of this module, have no hooks of their own.
-    if "_optimizer_step_post_hooks" not in getattr(optimizer, "__dict__", ()):
+    # Accelerate's wrapper hands no hooks on.
+    whole = isinstance(optimizer, torch.optim.Optimizer) and hasattr(optimizer, _HOOKS)
+    if not whole or isinstance(optimizer, PrivateOptimizer):
         raise TypeError(
             "optimizer must be one of torch's, such as torch.optim.Adam(model.parameters()), or "
             f"None for the plan's own; not {type(optimizer).__name__} (accelerate prepares what "
@@ -809,8 +812,9 @@ class Deferred:
         _refuse(f".{name} = …")
 
     def __getitem__(self, key: Any) -> Deferred:
-        in_trainer = next(leaves(self)).rounds.in_trainer
-        return Deferred(FunctionCall(_part, (self, key, in_trainer), {}))
+        # Only the Trainer's own line means the loss by its 0, not a user's compute_loss.
+        asker = sys._getframe(1).f_globals.get("__name__")
+        return Deferred(FunctionCall(_part, (self, key, asker == "transformers.trainer"), {}))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Deferred:
         _require_new("", kwargs)
@@ -819,7 +823,7 @@ class Deferred:
     def to(self, *args: Any, **kwargs: Any) -> Deferred:
         """This value if only the device changes, which the round chooses; else a recorded call."""
         places = [*args, *(kwargs[name] for name in ("device", "dtype") if name in kwargs)]
-        if all(isinstance(place, str | int | torch.device | bool) for place in places):
+        if all(isinstance(place, str | int | torch.device | None) for place in places):
             return self
         return Deferred(FunctionCall(getattr, (self, "to"), {}))(*args, **kwargs)
 
@@ -860,9 +864,9 @@ class Deferred:
     __hash__ = object.__hash__
 
 
-def _part(value: Any, key: Any, in_trainer: bool) -> Any:
-    """A part of a value; a Trainer's number 0 of a model's output by name is its loss."""
-    if in_trainer and isinstance(value, Mapping) and key == 0:
+def _part(value: Any, key: Any, of_trainer: bool) -> Any:
+    """A part of a value; a Trainer's own number 0 of a model's output by name is its loss."""
+    if of_trainer and isinstance(value, Mapping) and key == 0:
         key = "loss"
     try:
         return value[key]
@@ -909,19 +913,13 @@ _WITHOUT_A_LOOP = "leave it out. Losses that a model returns by name are added u
 
 
 def _exit(what: str) -> Callable[..., NoReturn]:
-    def refuse(self: Deferred, *_: Any) -> NoReturn:
-        _refuse(what, _WITHOUT_A_LOOP if what == _LOOP else "")
-
-    return refuse
+    return lambda self, *_: _refuse(what, _WITHOUT_A_LOOP if what == _LOOP else "")
 
 
-for _name in (
-    *("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul"),
-    *("and", "or", "xor"),
-):
-    _plain = f"{_name}_" if _name in ("and", "or") else _name
-    setattr(Deferred, f"__{_name}__", _operator(_plain))
-    setattr(Deferred, f"__r{_name}__", _operator(_plain, turned=True))
+_OF_TWO = "add sub mul truediv floordiv mod pow matmul and_ or_ xor"
+for _name in _OF_TWO.split():
+    setattr(Deferred, f"__{_name.strip('_')}__", _operator(_name))
+    setattr(Deferred, f"__r{_name.strip('_')}__", _operator(_name, turned=True))
 for _name in ("neg", "pos", "abs", "invert", "eq", "ne", "lt", "le", "gt", "ge"):
     setattr(Deferred, f"__{_name}__", _operator(_name))
 for _name, _what in {
@@ -1201,48 +1199,39 @@ def stated(
                     "(weight_decay=), anything else into the model's forward"
                 )
     inputs = _as_called(model, output)
-    given = tree_leaves(inputs)
     # The tensors that the loss reads other than through the model.
     targets = tuple(sorted(leaves(value, output), key=lambda leaf: leaf.place))
-    for leaf in given:
+    for leaf in tree_leaves(inputs):
         if not isinstance(leaf, Leaf | bool | str | None):
             raise DeferredError(
                 "the model was given something besides the batch's own tensors: move what is done "
                 "to them into the model or the data set, and what all records share into the model"
             )
-    if not any(isinstance(leaf, Leaf) for leaf in given):
-        raise DeferredError("the model's arguments hold nothing of the batch")
     places = tree_map(lambda leaf: Position(leaf.place) if isinstance(leaf, Leaf) else leaf, inputs)
     arranged = ArrangedRecords(records, places, tuple(leaf.place for leaf in targets))
     loss = _known(value, output, targets)
-    if (
-        before is not None
-        and arranged.places == before[1].places
-        and _form(loss) == _form(before[0])
-    ):
+    if before is not None and _form(*before) == _form(loss, arranged):
         return before
     return loss, arranged
 
 
-def _form(loss: Loss) -> object:
-    return loss.form() if isinstance(loss, StatedLoss) else loss
+def _form(loss: Loss, arranged: ArrangedRecords) -> object:
+    return arranged.places, loss.form() if isinstance(loss, StatedLoss) else loss
 
 
 def _as_called(model: nn.Module, output: FunctionCall) -> Any:
     """The arguments of the model's call, in one of the forms in which rounds call models."""
-
-    def what(part: Any) -> Any:
-        return part._what if isinstance(part, Deferred) else part
-
-    args, kwargs = tree_map(what, (output.args[1:], dict(output.kwargs)))
+    given = output.args[1:], dict(output.kwargs)
+    args, kwargs = tree_map(lambda part: getattr(part, "_what", part), given)
     if args and kwargs:
         signature = inspect.signature(model.forward)
-        signature.bind(*args, **kwargs)  # an argument that is given twice, or unknown
-        parts = signature.parameters.items()
-        names = [name for name, part in parts if part.kind is part.POSITIONAL_OR_KEYWORD]
-        if len(args) > len(names) or any(part.kind is part.VAR_POSITIONAL for _, part in parts):
+        bound = signature.bind(*args, **kwargs)  # refuses one that is given twice, or unknown
+        parts = signature.parameters.values()
+        unnamed = any(one.kind in (one.POSITIONAL_ONLY, one.VAR_POSITIONAL) for one in parts)
+        if unnamed and bound.kwargs:
             raise DeferredError("call the model with its arguments by position, or all by name")
-        kwargs = dict(zip(names, args, strict=False)) | kwargs
+        by_name = dict(zip(signature.parameters, args, strict=False)) | kwargs
+        args, kwargs = (bound.args, {}) if unnamed else ((), by_name)
     if kwargs:
         return kwargs
     alone = len(args) == 1 and not isinstance(args[0], Mapping | tuple | list)

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Unpack
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from forethought.accounting.statement import About
 from forethought.gradients.sharded import take_shards
@@ -150,10 +151,15 @@ class _Steps:
     """
 
     def __init__(self, training: PrivateTraining) -> None:
-        self._training = training
+        self._training, self._length = training, epoch_ends(training._plan)[0]
 
     def __len__(self) -> int:
-        return epoch_ends(self._training._plan)[0]
+        return self._length
+
+    @property
+    def dataset(self) -> range:
+        """Of the records' number and without their values."""
+        return range(self._training._plan.examples)
 
     def __iter__(self) -> Iterator[Any]:
         if (loop := self._training._loop) is None:
@@ -173,6 +179,10 @@ _GOES_ON = (
 )
 # Values that a Trainer would log of private batches.
 _OF_BATCHES = ("loss", "grad_norm", "train_loss")
+
+
+def _private(value: Any) -> bool:
+    return any(isinstance(one, Deferred) for one in tree_leaves(value))
 
 
 def _in_transformers(trainer: Any, training: PrivateTraining) -> None:
@@ -204,7 +214,7 @@ def _in_transformers(trainer: Any, training: PrivateTraining) -> None:
         )
     loop = training._begin(trainer.model, trainer.optimizer, trainer.get_train_dataloader())
     rounds = loop.optimizer._rounds
-    rounds.in_trainer = True
+    rounds._marks.clear()  # a Trainer looks at gradients, and they would warn
     trainer.optimizer, steps = loop.optimizer, _Steps(training)
     if planned:
         trainer.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(loop.optimizer, lambda _: 1.0)
@@ -225,8 +235,8 @@ def _in_transformers(trainer: Any, training: PrivateTraining) -> None:
         return torch.full((), float("nan"), device=arguments.device)
 
     def logged(logs: dict[str, Any], *rest: Any, **named: Any) -> Any:
-        held = {k for k, v in logs.items() if k in _OF_BATCHES or isinstance(v, Deferred)}
-        return log({k: v for k, v in logs.items() if k not in held}, *rest, **named)
+        told = {k: v for k, v in logs.items() if k not in _OF_BATCHES and not _private(v)}
+        return log(told, *rest, **named)
 
     trainer.get_train_dataloader = lambda: steps
     trainer.training_step, trainer.log, trainer.train = training_step, logged, begun
@@ -257,7 +267,8 @@ def _leave_cut(trainer: Any) -> None:
 def _lightning_callback(trainer: Any, training: PrivateTraining, part: Any) -> Any:
     """A callback that puts a plan's rounds into a Lightning trainer when it begins to train."""
     _require_fit(trainer)
-    package = type(trainer).__module__.partition(".trainer")[0]  # it has two names
+    # Lightning's package has two names, and its trainer's class may be a user's own.
+    package = type(trainer.state).__module__.partition(".trainer")[0]
     base: Any = import_module(f"{package}.callbacks").Callback
 
     class PrivateRoundsCallback(base):  # type: ignore[misc]
@@ -283,13 +294,19 @@ def _lightning_callback(trainer: Any, training: PrivateTraining, part: Any) -> A
                     "your own use forethought.private"
                 )
             if training._loop is not None:
-                raise RoundError("this trainer has trained: call private_trainer for every fit")
+                raise RoundError(
+                    "it has trained: make a new trainer, and call private_trainer for it"
+                )
             model, given = pl_module if part is None else part, self.own.dataloader()
             if isinstance(given, Mapping | list | tuple) or hasattr(given, "flattened"):
                 raise ValueError("fit takes one training loader, in no dict and no list")
             loop = training._begin(model, trainer.optimizers[0], given)
             trainer.strategy.optimizers = [loop.optimizer]
             _state_in(trainer.strategy, pl_module)
+
+        def on_train_batch_start(self, trainer: Any, *_: Any) -> None:
+            # The number of records in a batch is private, so all batches have one weight.
+            trainer._results.batch_size = 1
 
     return PrivateRoundsCallback()
 
@@ -300,9 +317,8 @@ def _state_in(strategy: Any, module: Any) -> None:
     told: set[str] = set()
 
     def logged(name: str, value: Any, *rest: Any, **named: Any) -> None:
-        if not isinstance(value, Deferred):
-            # The number of records in a batch is private, so all batches have one weight.
-            log(name, value, *rest, **{"batch_size": 1, **named})
+        if not _private(value):
+            log(name, value, *rest, **named)
         elif name not in told:
             told.add(name)
             warnings.warn(
