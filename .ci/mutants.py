@@ -1673,7 +1673,7 @@ MUTANTS = [
            "(here := _text(clock))", "test_a_clock_that_goes_back_moves_no_entry[sqlite]"),
     Mutant("book: whoever wants may", "Store._write", "self.role not in _MAY[kind]", "False",
            "test_who_may_what[sqlite]"),
-    Mutant("book: another analyst's reservation", "Store._own",
+    Mutant("book: another analyst's reservation", "Store._change",
            "self.role == 'analyst' and row.actor != self.actor", "False",
            "test_who_may_what[sqlite]"),
     Mutant("book: a token that was revoked", "Store.holder", "row is None or row.revoked",

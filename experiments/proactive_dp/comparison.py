@@ -92,7 +92,7 @@ class Problem:
                 examples=self.examples,
                 budget=ft.Budget(epsilon, self.delta),
                 epochs=self.gradients / self.examples,
-                parameters=sum(p.numel() for p in self.model.parameters()),
+                model=self.model,
             )
         sigma = self.sigma(kind, epsilon, size)
         release = ft.Rounds(sigma, self.rounds(size), ft.Poisson(size / self.examples))

@@ -16,7 +16,7 @@ import forethought as ft
 from drawn import randint, randn
 from forethought.auditing import audit as auditing
 from forethought.auditing.canaries import CheckSizes, sizes_of
-from forethought.auditing.sensitivity import model_sensitivity
+from forethought.auditing.sensitivity import model_sensitivity, planted_sensitivity
 from forethought.auditing.verdict import Audit, Finding, certain
 from forethought.gradients import clipped, sums
 from forethought.gradients.batches import Blocks
@@ -254,6 +254,21 @@ def test_a_sum_that_is_no_number_refutes() -> None:
     assert [one.name for one in found if one.violated] == [
         "a record replaced in a batch (20 records)"
     ]
+
+
+def test_a_planted_sum_that_is_no_number_refutes() -> None:
+    """A fault: a gradient of great length makes the sum no number."""
+    whole = contributions.clipped_sum
+
+    def leaking(model: Any, loss: Any, inputs: Any, *rest: Any, **named: Any) -> Any:
+        sums, norms = whole(model, loss, inputs, *rest, **named)
+        gone = math.nan if bool((norms > 1e6).any()) else 0.0
+        return {name: total + gone for name, total in sums.items()}, norms
+
+    plan = Plan(ft.Mechanism(ft.Rounds(1.0, 2, ft.FullBatch())), 40, 1e-5)
+    assert not planted_sensitivity(plan).violated
+    with audits.replaced((contributions, "clipped_sum", leaking)):
+        assert planted_sensitivity(plan).violated
 
 
 @pytest.mark.slow

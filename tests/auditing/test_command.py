@@ -11,7 +11,7 @@ import pytest
 import forethought as ft
 from forethought.auditing.verdict import Audit, Finding
 from forethought.cli import main
-from forethought.jobs.audit import read_run, replay
+from forethought.jobs.audit import Audited, read_run, replay, save
 from forethought.training.run import Loop
 from forethought.values.plan import Plan
 from trials import audits
@@ -200,6 +200,8 @@ def test_a_run_that_was_refuted_stays_so(plan: Path, capsys: pytest.CaptureFixtu
     Audit((wrong,), 1e-4).save("audit.json")
     status, _, err = run(capsys, "audit", ".", "--quick")
     assert status == 2 and "does not take that back" in err
+    later = save(Audited(Audit((), 1e-4), Plan.load("plan.json"), Path()))[0]
+    assert later.name == "audit-later.json"
     assert json.loads(Path("audit.json").read_text())["refuted"] is True
 
 

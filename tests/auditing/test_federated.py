@@ -9,7 +9,7 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from forethought.auditing.holders import audit_client, received
+from forethought.auditing.holders import audit_client, audit_worker, received
 from forethought.rounds.randomness import GaussianNoise
 from forethought.values.mechanism import FullBatch, Mechanism, Poisson, Rounds
 from forethought.values.plan import Clip, Plan
@@ -85,6 +85,8 @@ def test_plans_without_games_of_their_own_are_refused() -> None:
 def test_what_does_not_fit_is_named() -> None:
     with pytest.raises(TypeError, match="must be a"):
         audit_client("plan.json")
+    with pytest.raises(TypeError, match="must be a"):
+        audit_worker("plan.json")
     with pytest.raises(ValueError, match="canaries must be"):
         audit_client(PLAN, canaries=0)
     with pytest.raises(ValueError, match="seed must be"):

@@ -141,6 +141,9 @@ def test_the_key_of_the_environment_signs_a_new_book(
     monkeypatch.delenv("FORETHOUGHT_LEDGER_KEY")
     code, text = told("open", path, "--data", "z", "--epsilon", 8, "--delta", 1e-6)
     assert code != 0 and "is signed" in text, text
+    monkeypatch.setenv("FORETHOUGHT_LEDGER_KEY", str(tmp_path / "key.pub"))
+    code, text = told("create", tmp_path / "b", "--data", "x", "--epsilon", 8, "--delta", 1e-6)
+    assert code != 0 and "FORETHOUGHT_LEDGER_KEY" in text and not (tmp_path / "b").exists(), text
 
 
 def test_what_was_verified_is_said(place: Path) -> None:

@@ -19,6 +19,7 @@ import sqlalchemy as sa
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy import text
+from sqlalchemy.engine.default import DefaultDialect
 
 from forethought.ledger import migrations
 from forethought.ledger.book import Account, BookError, Charge, OverBudgetError
@@ -26,6 +27,7 @@ from forethought.ledger.database import TABLES, address, connected
 from forethought.ledger.migrations.versions import v0001
 from forethought.ledger.store import Store, create, open_book
 from forethought.values.mechanism import Budget, FullBatch, Mechanism, Rounds
+from forethought.values.signing import generate
 from trials.ledger import Server
 
 DATA = "patients"
@@ -82,6 +84,56 @@ def test_a_file_that_was_replaced_is_written_no_more(tmp_path: Path, charge: Cha
         taken(place)
         with pytest.raises(BookError, match="no such file"):
             service.reserve(DATA, charge)
+
+
+def test_the_log_of_a_replaced_file_is_not_written_into_the_copy(
+    tmp_path: Path, charge: Charge
+) -> None:
+    """The keeper brings a copy back, and the log stays: also where the book is a link's target."""
+    place, copy, link = (tmp_path / name for name in ("books.db", "copy.db", "link.db"))
+    with contextlib.closing(create(f"sqlite:///{place}", actor="owner")) as book:
+        book.open_account(Account(DATA, Budget(8.0, 1e-6)))
+    shutil.copy(place, copy)
+    link.symlink_to(place)
+    for url in (f"sqlite:///{place}", f"sqlite:///{link}"):
+        shutil.copy(copy, again := tmp_path / "again.db")
+        with contextlib.closing(open_book(url, actor="a service")) as service:
+            service.reserve(DATA, charge)
+            again.rename(place)
+            for _ in range(2):
+                with pytest.raises(BookError, match="former file"):
+                    service.reserve(DATA, charge)
+            assert place.read_bytes() == copy.read_bytes()
+            place.with_name("books.db-wal").unlink()
+            assert service.reserve(DATA, charge).number == 1 and not service.verify()
+
+
+def test_a_book_stays_the_same_in_another_folder(
+    tmp_path: Path, charge: Charge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with contextlib.closing(create("sqlite:///books.db", actor="owner")) as book:
+        book.open_account(Account(DATA, Budget(8.0, 1e-6)))
+        (tmp_path / "sub").mkdir()
+        shutil.copy("books.db", "sub/books.db")
+        monkeypatch.chdir(tmp_path / "sub")
+        number = book.reserve(DATA, charge).number
+    with contextlib.closing(open_book(f"sqlite:///{tmp_path / 'books.db'}", actor="x")) as here:
+        assert here.reservation(number).charge == charge
+
+
+def test_a_book_of_another_key_in_the_place_is_not_written(tmp_path: Path, charge: Charge) -> None:
+    place, signed, key = (tmp_path / name for name in ("books.db", "signed.db", "book.pem"))
+    generate(key)
+    with contextlib.closing(create(f"sqlite:///{signed}", actor="owner", key=key)) as book:
+        book.open_account(Account(DATA, Budget(8.0, 1e-6)))
+    with contextlib.closing(create(f"sqlite:///{place}", actor="owner")) as book:
+        book.open_account(Account(DATA, Budget(8.0, 1e-6)))
+        taken(place, signed)
+        with pytest.raises(BookError, match="open it anew"):
+            book.reserve(DATA, charge)
+    with contextlib.closing(open_book(f"sqlite:///{place}", actor="x", key=key)) as book:
+        assert not book.verify()
 
 
 def test_an_account_is_what_the_book_says_now(tmp_path: Path) -> None:
@@ -382,6 +434,29 @@ def test_a_change_whose_answer_is_lost_is_unknown_while_others_write(
             book.reserve(DATA, charge)
         assert len(calm.reservations(DATA)) == 1
     engine.dispose()
+
+
+def test_an_answer_that_is_lost_with_the_read_after_it(
+    tmp_path: Path, charge: Charge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The change is in the book, the disk says that it failed, and fails once more."""
+
+    def failing(*_: Any) -> None:
+        raise sqlite3.OperationalError("disk I/O error")
+
+    with contextlib.closing(create(f"sqlite:///{tmp_path / 'books.db'}", actor="owner")) as book:
+        book.open_account(Account(DATA, Budget(8.0, 1e-6)))
+        with monkeypatch.context() as patch:
+
+            def commit(_: Any, connection: Any) -> None:
+                connection.commit()
+                patch.setattr(DefaultDialect, "do_execute", failing)
+                failing()
+
+            patch.setattr(DefaultDialect, "do_commit", commit)
+            with pytest.raises(BookError, match="not known"):
+                book.reserve(DATA, charge)
+        assert len(book.reservations(DATA)) == 1
 
 
 def test_a_server_that_is_not_careful_is_refused(server: Server, new_schema: str) -> None:

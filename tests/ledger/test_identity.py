@@ -87,10 +87,10 @@ def test_a_copy_in_another_form_is_the_same_data_set(tmp_path: Path) -> None:
 
 
 def test_how_exact_a_columns_type_is_does_not_matter() -> None:
-    times = [datetime(2020, 1, 2, 3, 4, 5), datetime(2020, 1, 2)]
+    times = [datetime(2020, 1, 2, 3, 4, 5, 120000), datetime(2020, 1, 2)]
     frame = pl.DataFrame({"at": times, "x": [0.1, 2.5], "id": [2**53 + 2, 2**60]})
     wanted = contents(frame)
-    words = {"at": ["2020-01-02 03:04:05", "2020-01-02"], "x": ["0.1", "2.50"]}
+    words = {"at": ["2020-01-02 03:04:05.120000", "2020-01-02 00:00:00"], "x": ["0.1", "2.50"]}
     assert contents(frame.with_columns(**{n: pl.Series(w) for n, w in words.items()})) == wanted
     single = frame.with_columns(pl.col("x").cast(pl.Float32))
     for copy in (
@@ -117,6 +117,19 @@ def test_records_of_different_entries_have_different_bytes() -> None:
     ]
     for one, other in pairs:
         assert contents(pl.DataFrame(one)) != contents(pl.DataFrame(other)), (one, other)
+
+
+def test_bytes_lists_and_fields_are_compared_by_what_they_hold() -> None:
+    entries = {
+        "bytes": [b"", b"\x00\x12", b"\x12", b"1e1", None],
+        "lists": [[], [1.5], [1.5, None], [None], None],
+        "fields": [{"bytes": bytes([one]), "at": datetime(2020, 1, 1 + one)} for one in range(5)],
+    }
+    for found in entries.values():
+        frame = pl.DataFrame({"label": [1] * 5, "image": found})
+        assert len({*contents(frame)}) == 5 and contents(frame[::-1]) == contents(frame)[::-1]
+    with pytest.raises(TypeError, match="objects of Python"):
+        contents(pl.DataFrame({"a": pl.Series([object()], dtype=pl.Object)}))
 
 
 def test_hashes_are_of_different_entries_under_a_key_of_their_kind() -> None:

@@ -105,6 +105,20 @@ def test_a_page_is_of_one_moment(book: Store, monkeypatch: pytest.MonkeyPatch) -
     assert book.total("patients").head in text
 
 
+def test_a_page_of_a_book_that_others_write_all_the_time(
+    book: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, late = Store.reservations, 20 * [charge(1000.0)]
+
+    def reservations(self: Store, data: str) -> Sequence[Reservation]:
+        book.reserve(data, late.pop())
+        return read(self, data)
+
+    monkeypatch.setattr(Store, "reservations", reservations)
+    assert "left: one more release" in shown(book, "patients")[0]
+    assert "The book verifies" in account_page(book, "patients") and late
+
+
 def test_the_history_ends_at_the_total_and_is_that_of_each_moment(book: Store) -> None:
     found = history(book.entries(), "patients")
     total = book.total("patients")

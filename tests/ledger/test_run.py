@@ -91,6 +91,7 @@ def test_a_ledger_is_named_by_texts(tmp_path: Path) -> None:
             Ledger(*wrong)  # type: ignore[arg-type]
     one = Ledger("sqlite:///b.db", "patients", also="clinic")  # type: ignore[arg-type]
     assert one == Ledger("sqlite:///b.db", "patients", also=("clinic",))
+    assert Ledger("sqlite:///b.db", "patients", also=None).also == ()  # type: ignore[arg-type]
 
 
 def test_no_record_is_read_before_the_whole_plan_is_reserved(tmp_path: Path) -> None:

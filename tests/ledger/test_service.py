@@ -160,6 +160,11 @@ def test_many_persons_come_in_pieces(site: Site, monkeypatch: pytest.MonkeyPatch
         kim.add_persons("patients", "site=B", persons)
     assert "nothing was added" not in str(told.value)  # the pieces before were
     assert kim.overlaps("patients", [*persons, *persons], "site=B") == {"patients": (4, 4)}
+    kim.open_account(Account("trials", Budget(1.0, 1e-6)))
+    kim.add_records("patients", persons[:1], "of one")
+    assert kim.overlaps("trials", persons) == {"patients": (5, 5)}
+    with pytest.raises(BookError, match="16 bytes"):
+        kim.overlaps("trials", [bytearray(16)])  # type: ignore[list-item]
     with pytest.raises(BookError, match="16 bytes"):
         kim.add_persons("patients", "site=B", ["ann"])  # type: ignore[list-item]
 
@@ -273,10 +278,14 @@ def test_each_request_is_one_line_of_the_log(site: Site) -> None:
 
 
 def test_what_is_refused_at_the_door_is_in_the_log(site: Site) -> None:
-    assert site.get("/none")[0] == 404 and site.get("/v1/total")[0] == 405
+    assert site.get("/none")[0] == 404
     connection = http.client.HTTPConnection("127.0.0.1", site.port, timeout=30)
+    connection.request("GET", "/v1/total")
+    answer = connection.getresponse()
+    assert answer.status == 405 and answer.headers["Allow"] == "POST" and answer.read()
     connection.request("POST", "/v1/total", b" " * (5 << 20))
-    assert connection.getresponse().status == 413
+    answer = connection.getresponse()
+    assert answer.status == 413 and json.loads(answer.read())["error"] == "value"
     connection.close()
     with socket.create_connection(("127.0.0.1", site.port)) as caller:
         caller.sendall(b"POST /v1/mark HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{")

@@ -117,7 +117,8 @@ def planted_distance(plan: Plan) -> float:
     if adjacency == "zero-out" and plan.groups is None:
         others.append(np.r_[rest, 0])
     first = _planted_sum(plan, clip, np.r_[rest, canaries.LARGE])
-    return max(abs(first - _planted_sum(plan, clip, other)) for other in others) / plan.clip.norm
+    moves = [abs(first - _planted_sum(plan, clip, other)) for other in others]
+    return max(math.inf if math.isnan(move) else move for move in moves) / plan.clip.norm
 
 
 def _planted_sum(plan: Plan, clip: Clip, weight: NDArray[np.int64]) -> float:

@@ -269,8 +269,7 @@ def forget(
 
 @ledger.command(epilog="Example: forethought ledger identity hospital.identity")
 def identity(
-    output: command.Words,
-    path: Path = argument("New file of the key.", metavar="FILE"),
+    output: command.Words, path: Path = argument("New file of the key.", metavar="FILE")
 ) -> None:
     """Make the key by which a book's users recognise records and persons; keep it from the book."""
     from forethought.ledger.identity import new_key

@@ -16,11 +16,12 @@ from forethought.auditing.audit import audit as audited
 from forethought.auditing.one_run import one_run as attacked
 from forethought.auditing.replay import SECRET, Replay, interrupted, replaying
 from forethought.auditing.verdict import Audit
-from forethought.jobs.job import JOB_NAME, from_file, resumed
+from forethought.jobs.job import JOB_NAME, Job, from_file, resumed
 from forethought.jobs.load import Loaded, load_job
 from forethought.jobs.train import prepare, run
 from forethought.training.folder import KEYS, PLAN, RESERVATION, RunFolder, wipe
 from forethought.values.plan import Plan
+from forethought.values.serialisation import parse
 
 AUDIT = "audit.json"
 SEVERAL = "the job ran as on one machine: forethought.auditing.holders attacks what holders do"
@@ -141,10 +142,10 @@ def replay(
         wipe(RunFolder(folder).checkpoint / KEYS)
         shutil.rmtree(home)
     seconds = time.perf_counter() - start
-    return of_replay(found, asked.plan, found_in, seconds)
+    return of_replay(found, asked.plan, found_in, seconds, _note(job))
 
 
-def of_replay(found: Replay, plan: Plan, folder: Path, seconds: float) -> Audited:
+def of_replay(found: Replay, plan: Plan, folder: Path, seconds: float, note: str = "") -> Audited:
     """The findings of a replay as an audit of a run in ``folder``.
 
     Raises:
@@ -153,8 +154,8 @@ def of_replay(found: Replay, plan: Plan, folder: Path, seconds: float) -> Audite
     if not found.replayed:
         why = found.refusals[0] if found.refusals else "none of these rounds was run"
         raise ValueError(f"nothing was replayed: {why}")
-    notes = (*found.refusals, SECRET, f"{found.replayed} releases were replayed")
-    audit = Audit(tuple(found.findings()), 0.0, None, round(seconds, 2), notes)
+    notes = (*found.refusals, SECRET, f"{found.replayed} releases were replayed", note)
+    audit = Audit(tuple(found.findings()), 0.0, None, round(seconds, 2), tuple(filter(None, notes)))
     return Audited(audit, plan, folder)
 
 
@@ -165,14 +166,21 @@ def _folder(path: Path, out: Path | None, what: str) -> Path:
         ValueError: a run folder whose audit.json refutes its run already.
     """
     folder = out or (path if path.is_dir() else Path("runs") / f"{path.stem}-{what}")
-    before = folder / AUDIT
-    refuted = before.is_file() and '"refuted": true' in before.read_text(encoding="utf-8")
-    if refuted and (folder / PLAN).is_file():
+    if _refuted(folder):
         raise ValueError(
-            f"{before} refutes the run in this folder, and a later audit does not take that back: "
-            "give another folder with --out, or move the file away"
+            f"{folder / AUDIT} refutes the run in this folder, and a later audit does not take "
+            "that back: give another folder with --out, or move the file away"
         )
     return folder
+
+
+def _refuted(folder: Path) -> bool:
+    """True if the folder is of a run, and its audit.json refutes one."""
+    try:
+        found = parse((folder / AUDIT).read_text(encoding="utf-8"))["refuted"]
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        return False
+    return found is True and (folder / PLAN).is_file()
 
 
 def read_run(path: Path, data_dir: Path | None) -> tuple[Plan, Loaded | None, str]:
@@ -183,22 +191,28 @@ def read_run(path: Path, data_dir: Path | None) -> tuple[Plan, Loaded | None, st
         plan = Plan.load(path / PLAN)
         if not (path / JOB_NAME).is_file():
             return plan, None, f"{path} holds no {JOB_NAME}: its model and data are not known"
-        return plan, load_job(resumed(path), data_dir), ""
-    if path.suffix == ".json":
+        loaded = load_job(resumed(path), data_dir)
+    elif path.suffix == ".json":
         return Plan.load(path), None, ""
-    loaded = load_job(from_file(path), data_dir)
-    job = loaded.request.job
-    return loaded.plan(), loaded, SEVERAL if job.federation or job.gossip else ""
+    else:
+        loaded = load_job(from_file(path), data_dir)
+        plan = loaded.plan()
+    return plan, loaded, _note(loaded.request.job)
+
+
+def _note(job: Job) -> str:
+    return SEVERAL if job.federation or job.gossip else ""
 
 
 def save(audited: Audited) -> tuple[Path, Path | None]:
     """Write audit.json, which names the audited plan.
 
     Returns:
-        Its path, and the path for the figure of the attack; None: there was no attack.
+        Its path, and the path for the figure of the attack; None: there was no attack. Beside an
+        audit.json that refutes the folder's run, audit-later.json.
     """
     audited.folder.mkdir(parents=True, exist_ok=True)
-    path = audited.folder / AUDIT
+    path = audited.folder / ("audit-later.json" if _refuted(audited.folder) else AUDIT)
     audited.audit.save(path, plan_digest(audited.plan.to_dict()))
     attack = audited.audit.attack
     return path, audited.folder / "audit.png" if attack and attack.points else None

@@ -49,12 +49,17 @@ def _hash(number: int, kind: str, values: Mapping[str, Any], previous: str) -> s
     return digest({"number": number, "kind": kind, "values": values, "previous": previous})
 
 
-def different(persons: Iterable[bytes]) -> list[bytes]:
-    """The different hashes of persons, sorted. Raises BookError: one is no hash of 16 bytes."""
-    found = set(persons)
+def pieces(persons: Iterable[bytes], most: int) -> list[list[bytes]]:
+    """The different hashes of persons, sorted, in pieces of ``most``; one that is empty if none.
+
+    Raises:
+        BookError: one is no hash of 16 bytes.
+    """
+    found = [*persons]
     if wrong := [one for one in found if not isinstance(one, bytes) or len(one) != 16]:
         raise book.BookError(f"a person is a keyed hash of 16 bytes, not {wrong[0]!r}")
-    return sorted(found)
+    every = sorted({*found})
+    return [every[at : at + most] for at in range(0, len(every) or 1, most)]
 
 
 def persons_digest(persons: Iterable[bytes]) -> str:
@@ -280,9 +285,7 @@ class BookState:
             costs, rule = tuple(values["costs"]), self.rules[held.data]
             if not covers(costs, rule.costs(held.charge, values["rounds"])):
                 raise ValueError(f"reservation {number} is charged less than it released")
-            change = tuple(
-                now - before for now, before in zip(costs, self.costs[number], strict=True)
-            )
+            change = tuple(a - b for a, b in zip(costs, self.costs[number], strict=True))
             self._add(held, change)
             self.costs[number] = costs
         _require(after != held, f"an entry that changes nothing in reservation {number}")

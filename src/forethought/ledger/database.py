@@ -80,13 +80,10 @@ def connected(url: sa.URL, patience: float) -> sa.Engine:
     transaction whose connection is silent, so that it blocks no others.
     """
     if url.drivername == "sqlite":
-        engine = sa.create_engine(
-            "sqlite://",
-            creator=lambda: _sqlite(str(url.database), patience),
-            poolclass=sa.QueuePool,
-        )
+        file = _File(Path(str(url.database)).absolute(), patience)  # the same after os.chdir
+        engine = sa.create_engine("sqlite://", creator=file.connect, poolclass=sa.QueuePool)
         sa.event.listen(engine, "begin", _begin)
-        sa.event.listen(engine, "checkout", lambda _, record, __: _require_place(record, url))
+        sa.event.listen(engine, "checkout", file.require)
         return engine
     try:
         import psycopg  # noqa: F401
@@ -108,35 +105,60 @@ def connected(url: sa.URL, patience: float) -> sa.Engine:
     )
 
 
-def _sqlite(path: str, patience: float) -> sqlite3.Connection:
-    may_write = all(os.access(at, os.W_OK, effective_ids=True) for at in (path, Path(path).parent))
-    log = Path(f"{path}-wal")
-    if may_write or not Path(path).exists():
-        mode = "mode=rw"
-    else:
-        # Without a write-ahead log, no process has the book open: this is an auditor's copy.
-        mode = "mode=ro" if log.exists() and log.stat().st_size else "immutable=1"
-    connection = sqlite3.connect(
-        f"file:{quote(path)}?{mode}",
-        uri=True,
-        timeout=patience,
-        isolation_level=None,
-        check_same_thread=False,
-    )
-    connection.execute("PRAGMA synchronous = FULL")
-    connection.execute("PRAGMA foreign_keys = ON")
-    return connection
-
-
-def _require_place(record: sa.pool.ConnectionPoolEntry, url: sa.URL) -> None:
-    """Have the pool connect anew where another file has taken the place of the connection's."""
-    # A file that was moved or deleted stays writable, and whoever opens the book never reads it.
-    place = None
+def _numbers(path: Path) -> tuple[int, int] | None:
+    """Device and number of a file, which tell it from another one; None: there is none."""
     with contextlib.suppress(OSError):
-        found = Path(str(url.database)).stat()
-        place = found.st_dev, found.st_ino
-    if record.info.setdefault("place", place) != place:
-        raise sa.exc.DisconnectionError(f"{url.database} is another file now")
+        return (found := path.stat()).st_dev, found.st_ino
+    return None
+
+
+@dataclass
+class _File:
+    """A book's file, which another one may replace while the book is open.
+
+    Args:
+        path: absolute.
+        patience: seconds to wait for other writers.
+        seen: the file, and the write-ahead log beside it, when a connection was last used.
+    """
+
+    path: Path
+    patience: float
+    seen: tuple[object, object] = (None, None)
+
+    def _now(self) -> tuple[object, object]:
+        # SQLite has the log of a link's target beside the target.
+        return _numbers(self.path), _numbers(Path(f"{self.path.resolve()}-wal"))
+
+    def require(self, _: object, record: sa.pool.ConnectionPoolEntry, __: object) -> None:
+        """Have the pool connect anew where another file has the place of the connection's."""
+        # A moved or deleted file stays writable, and whoever opens the book never reads it.
+        now = self._now()
+        if record.info.setdefault("file", now[0]) != now[0]:
+            raise sa.exc.DisconnectionError(f"{self.path} is another file now")
+        self.seen = now
+
+    def connect(self) -> sqlite3.Connection:
+        """Open the file, but not beside the former one's log, which SQLite would write into it."""
+        path, (file, log), (before, its_log) = self.path, self._now(), self.seen
+        if file not in (None, before) and log is not None and log == its_log:
+            raise BookError(
+                f"{path} was replaced, and {path}-wal is of the former file: stop all that have it "
+                "open, and take the log away"
+            )
+        mode = "mode=rw"
+        may_write = all(os.access(at, os.W_OK, effective_ids=True) for at in (path, path.parent))
+        if file is not None and not may_write:
+            # Without a write-ahead log, no process has the book open: this is an auditor's copy.
+            there = Path(f"{path}-wal")
+            mode = "mode=ro" if there.exists() and there.stat().st_size else "immutable=1"
+        uri = f"file:{quote(str(path))}?{mode}"
+        connection = sqlite3.connect(
+            uri, timeout=self.patience, isolation_level=None, check_same_thread=False, uri=True
+        )
+        connection.execute("PRAGMA synchronous = FULL")
+        connection.execute("PRAGMA foreign_keys = ON")
+        return connection
 
 
 def _begin(connection: sa.Connection) -> None:

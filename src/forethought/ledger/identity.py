@@ -19,6 +19,7 @@ in a book, two different entries have one hash with probability below n²/2¹²�
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 from collections.abc import Iterable
@@ -121,27 +122,38 @@ class Overlap:
         }[self.kind]
 
 
+def _plain(entry: object) -> str:
+    return entry.hex() if isinstance(entry, bytes) else str(entry)
+
+
 def contents(frame: pl.DataFrame, leave_out: Iterable[str] = ()) -> list[bytes]:
     """Every row of a table as bytes: equal for equal entries, for any order of the columns.
 
     Numbers are compared by value, whether written as "1", "1.0" or 1; words without spaces around
-    them; all missing entries are equal. How exact a column's type is does not matter.
+    them; all missing entries are equal. How exact a column's type is does not matter. Lists, fields
+    and bytes are compared as they are.
 
     Args:
         leave_out: columns that do not identify records, such as a running number.
 
     Raises:
-        TypeError: ``frame`` is no frame of polars.
+        TypeError: ``frame`` is no frame of polars, or holds objects of Python.
     """
     if not isinstance(frame, pl.DataFrame):
         raise TypeError(f"give a frame of polars (pl.from_pandas), not {type(frame).__name__}")
-    left_out, frame = set(leave_out), with_entries(frame)
     parts = []
-    for name in sorted(set(frame.columns) - left_out):
+    for name in sorted(set(frame.columns) - set(leave_out)):
         entries = frame[name]
-        words = entries.str.strip_chars() if entries.dtype == pl.String else written(entries)
+        if entries.dtype == pl.Object:
+            raise TypeError(f"column {name!r} holds objects of Python: write them as text")
+        if entries.dtype.is_nested() or entries.dtype == pl.Binary:
+            rows = [json.dumps(row, sort_keys=True, default=_plain) for row in entries.to_list()]
+            entries = pl.Series(name, rows, pl.String).set(entries.is_null(), None)
+        words = written(with_entries(entries.to_frame())[name])
+        numbers = words.cast(pl.Float64, strict=False)
         # Written again: a float32 has other digits in float64 than in a text.
-        numbers = written(words.cast(pl.Float64, strict=False)).cast(pl.Float64)
+        if ((numbers.cast(pl.Float32) == numbers) & (numbers.floor() != numbers)).any():
+            numbers = written(numbers).cast(pl.Float64)
         value = numbers.fill_null(np.nan).to_numpy() + 0.0
         # Whole numbers from 2⁵³ on, such as long identifiers, can be distinguished only as words.
         exact = pl.Series(np.abs(value) < 2**53)

@@ -38,13 +38,14 @@ def in_plain_words(charge: Charge) -> str:
 
 
 def _at_once(book: Book, data: str) -> tuple[Total, Sequence[Reservation], Sequence[Entry]]:
-    """An account's total and reservations, and the book's entries, of the same moment."""
+    """An account's total and reservations, and the entries, of one moment if others let it be."""
     entries = [*book.entries()]
-    while True:
+    for _ in range(5):  # others may write without a pause
         total, reservations = book.total(data), book.reservations(data)
         if not (newer := book.entries(entries[-1].number if entries else 0)):
-            return total, reservations, entries
-        entries += newer  # others wrote meanwhile
+            break
+        entries += newer
+    return total, reservations, entries
 
 
 def account_page(book: Book, data: str) -> str:

@@ -144,7 +144,7 @@ class Ledger:
 
     def __post_init__(self) -> None:
         require_parts(self, {"url": str, "data": str, "purpose": str})
-        settle(self, also=(self.also,) if isinstance(self.also, str) else tuple(self.also))
+        settle(self, also=(self.also,) if isinstance(self.also, str) else tuple(self.also or ()))
 
     def recognise(self, records: Sequence[bytes], persons: Sequence[bytes] | None = None) -> None:
         """Register records or persons; refuse if another account has them, or the part has not.
@@ -627,8 +627,7 @@ class PaidRun:
             **({"also": list(self._others)} if self._others else {}),
             "total": {**asdict(total), "by_part": dict(total.by_part)},
         }
-        text = json.dumps(values, indent=2, sort_keys=True) + "\n"
-        return text, in_words(values)
+        return joined_evidence([json.dumps(values)])
 
     def __enter__(self) -> Self:
         self._depth += 1

@@ -10,14 +10,14 @@ import secrets
 import ssl
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial, wraps
 from inspect import signature
 from typing import Any, ParamSpec, TypeVar
 from urllib.parse import quote, urlsplit
 
 from forethought.ledger import book
-from forethought.ledger.chain import different
+from forethought.ledger.chain import pieces
 from forethought.ledger.wire import ARGUMENTS, CALLS, error_from
 
 _Given = ParamSpec("_Given")
@@ -31,11 +31,6 @@ LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 AUTHORITY, PLAIN = "FORETHOUGHT_LEDGER_CA", "FORETHOUGHT_LEDGER_PLAIN"
 # The largest number of persons in one message.
 AT_ONCE = 10_000
-
-
-def _batches(persons: Iterable[bytes]) -> Iterator[list[bytes]]:
-    every = different(persons)
-    return (every[at : at + AT_ONCE] for at in range(0, len(every) or 1, AT_ONCE))
 
 
 def _asked(method: Callable[_Given, _Result]) -> Callable[_Given, _Result]:
@@ -201,16 +196,17 @@ class RemoteBook(book.Book):
 
     def _add(self, method: str, persons: Iterable[bytes], **more: Any) -> int:
         # One change for each piece: to say all again after a refusal adds nobody twice.
-        return sum(self._ask(method, persons=some, **more) for some in _batches(persons))
+        return sum(self._ask(method, persons=some, **more) for some in pieces(persons, AT_ONCE))
 
     def overlaps(
         self, data: str, persons: Iterable[bytes], partition: str | None = None
     ) -> Mapping[str, tuple[int, int]]:
         found: dict[str, tuple[int, int]] = {}
-        for some in _batches(persons):
+        for some in pieces(persons, AT_ONCE):
             answer = self._ask("overlaps", data=data, persons=some, partition=partition)
             for name, (shared, size) in answer.items():
-                found[name] = found.get(name, (0, 0))[0] + shared, size
+                both = shared + found.get(name, (0, 0))[0]
+                found[name] = both, max(both, size)
         return found
 
     def close(self) -> None:

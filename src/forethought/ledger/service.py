@@ -169,7 +169,8 @@ class Service:
         try:
             made = answer(request, body, line)
         except _AskError as error:
-            values = {"error": "not-allowed", "message": str(error)}
+            name = "value" if error.status == 413 else "not-allowed"
+            values = {"error": name, "message": str(error)}
             made = JSONResponse(values, error.status, headers={**HEADERS, **error.headers})
         except (ValueError, TypeError, KeyError, OverflowError) as error:
             missing = isinstance(error, KeyError)
@@ -186,15 +187,16 @@ class Service:
         return made
 
 
-def _refused(status: int, message: str, *_: object) -> NoReturn:
-    raise _AskError(status, message)
+def _refused(error: _AskError, *_: object) -> NoReturn:
+    raise error
 
 
 def app(service: Service) -> Starlette:
     """The ASGI application."""
 
     def unknown(request: Request, error: Exception) -> Response:
-        refused = partial(_refused, getattr(error, "status_code", 404), "nothing here answers that")
+        found = getattr(error, "status_code", 404), getattr(error, "headers", None)
+        refused = partial(_refused, _AskError(found[0], "nothing here answers that", found[1]))
         return service.answered(refused, request, b"")
 
     def route(path: str, answer: Answer, method: str) -> Route:
@@ -206,10 +208,10 @@ def app(service: Service) -> Starlette:
                 async for piece in request.stream():
                     body += piece
                     if len(body) > LARGEST:
-                        chosen = partial(_refused, 413, f"more than {LARGEST:,} bytes")
+                        chosen = partial(_refused, _AskError(413, f"more than {LARGEST:,} bytes"))
                         break
             except ClientDisconnect:
-                chosen = partial(_refused, 400, "the caller hung up")
+                chosen = partial(_refused, _AskError(400, "the caller hung up"))
             return await run_in_threadpool(service.answered, chosen, request, body)
 
         return Route(path, endpoint, methods=[method])

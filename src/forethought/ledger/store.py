@@ -14,7 +14,7 @@ import math
 import random
 import secrets
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
@@ -94,12 +94,12 @@ def create(url: str, *, actor: str, key: Path | None = None) -> Store:
     Raises:
         BookError: there is a book already, or the database cannot be reached.
     """
-    where, signer = address(url), _signer(key)
+    where, (public, signer) = address(url), _keys(key)
     file = new_file(where)
     kept = _Connections(connected(where, 60.0), shown(where), 60.0, signer)
     values = {
         "book": secrets.token_hex(16),
-        "key": signer.public_key if signer else None,
+        "key": public,
         "actor": _name("the actor", actor),
         "at": _text(now()),
     }
@@ -133,12 +133,7 @@ def create(url: str, *, actor: str, key: Path | None = None) -> Store:
 
 
 def open_book(
-    url: str,
-    *,
-    actor: str,
-    key: Path | None = None,
-    migrate: bool = False,
-    patience: float = 60.0,
+    url: str, *, actor: str, key: Path | None = None, migrate: bool = False, patience: float = 60.0
 ) -> Store:
     """Open the book at ``url`` for its owner; see :func:`create`.
 
@@ -151,12 +146,7 @@ def open_book(
     Raises:
         BookError: no such book, not a book, a book of an older or newer version, or another key.
     """
-    where = address(url)
-    try:
-        public = None if key is None else public_key_of(key)
-        signer = _signer(key) if key and b"PRIVATE" in key.read_bytes() else None
-    except (OSError, SignatureError) as error:
-        raise book.BookError(f"the book's key cannot be read: {error}") from None
+    where, (public, signer) = address(url), _keys(key, reading=True)
     kept = _Connections(connected(where, patience), shown(where), patience, signer)
     try:
         with kept.told():
@@ -170,10 +160,7 @@ def open_book(
             if form != "current":
                 raise book.BookError(f"{kept.url} {_FORMS[form]}")
             with kept.reads.connect() as connection:
-                row = one(connection, ENTRIES, ENTRIES.c.number == 1)
-        if row is None:
-            raise book.BookError(f"{kept.url} has no first entry: go back to a copy of it")
-        kept.key = parse(row.content).get("key")
+                kept.key = kept.key_in(connection)
         if public is not None and kept.key != public:
             signed = "with another key than" if kept.key else "by nobody: it was made without"
             raise book.BookError(f"{kept.url} is signed {signed} {key}")
@@ -195,11 +182,17 @@ _FORMS = {
 }
 
 
-def _signer(key: Path | None) -> Signer | None:
+def _keys(key: Path | None, *, reading: bool = False) -> tuple[str | None, Signer | None]:
+    """A key's public part and its signer, which a public key lacks: it suffices for reading."""
+    if key is None:
+        return None, None
     try:
-        return None if key is None else Signer(key)
+        private = not reading or b"PRIVATE" in key.read_bytes()
+        return public_key_of(key), Signer(key) if private else None
     except (OSError, SignatureError) as error:
-        raise book.BookError(f"the book's key cannot be read: {error}") from None
+        raise book.BookError(
+            f"the book's key (--key, or FORETHOUGHT_LEDGER_KEY) cannot be read: {error}"
+        ) from None
 
 
 @dataclass
@@ -231,6 +224,14 @@ class _Connections:
     @property
     def reads(self) -> sa.Engine:
         return reading(self.engine)
+
+    def key_in(self, connection: sa.Connection) -> str | None:
+        """The public key that the book's first entry names."""
+        row = one(connection, ENTRIES, ENTRIES.c.number == 1)
+        if row is None:
+            raise book.BookError(f"{self.url} has no first entry: go back to a copy of it")
+        named: str | None = parse(row.content).get("key")
+        return named
 
     @contextmanager
     def told(self) -> Iterator[None]:
@@ -326,20 +327,19 @@ class Store(book.Book):
         self, data: str, persons: Iterable[bytes], partition: str | None = None
     ) -> Mapping[str, tuple[int, int]]:
         self._known(data)
-        wanted, found = chain.different(persons), dict[str, tuple[int, int]]()
+        wanted, found = chain.pieces(persons, _AT_ONCE), dict[str, tuple[int, int]]()
         asked = (SUMS.c.data != data) | (SUMS.c.part == partition)
         rows = self._rows(sa.select(SUMS).where(asked, SUMS.c.persons > 0).order_by(SUMS.c.data))
         counted = sa.select(sa.func.count(PERSONS.c.person.distinct()))
         for name, held in groupby(rows, key=lambda row: str(row.data)):
-            schemes, parts = zip(*(_parts(row.part or None) for row in held), strict=True)
-            here = PERSONS.c.scheme.in_(schemes), PERSONS.c.part.in_(parts)
+            sets, sizes = [(*_parts(row.part or None), row.persons) for row in held], Counter[str]()
+            for scheme, _, size in sets:
+                sizes[scheme] += size
+            here = PERSONS.c.scheme.in_(sizes), PERSONS.c.part.in_([part for _, part, _ in sets])
             of = counted.where(PERSONS.c.data == name, *here)
-            shared = sum(
-                self._rows(of.where(PERSONS.c.person.in_(wanted[start : start + _AT_ONCE])))[0][0]
-                for start in range(0, len(wanted), _AT_ONCE)
-            )
+            shared = sum(self._rows(of.where(PERSONS.c.person.in_(some)))[0][0] for some in wanted)
             if shared:
-                found[name] = shared, self._rows(of)[0][0]
+                found[name] = shared, max(shared, min(sizes.values()))
         return found
 
     def _register(
@@ -352,12 +352,11 @@ class Store(book.Book):
     ) -> int:
         _, rule = self._known(data)
         scheme, part = _parts(partition)
-        wanted = chain.different(persons)
+        wanted = chain.pieces(persons, _AT_ONCE)
 
         def work(turn: _Turn) -> Mapping[str, Any] | None:
             new = list[bytes]()
-            for start in range(0, len(wanted), _AT_ONCE):
-                some = wanted[start : start + _AT_ONCE]
+            for some in wanted:
                 here = PERSONS.c.data == data, PERSONS.c.scheme == scheme
                 rows = turn.connection.execute(
                     sa.select(PERSONS).where(*here, PERSONS.c.person.in_(some))
@@ -477,10 +476,9 @@ class Store(book.Book):
                 "δ; nothing was charged",
                 left,
             )
-            values = {**own, "left": left}
             if self._kept.noting(self.actor):
                 with suppress(book.BookError):  # the refusal holds, even if it cannot be written
-                    self._write("refuse", lambda turn: values)
+                    self._write("refuse", lambda _: {**own, "left": left})
             raise over from None
         made = chain.reserved_by(found)
         if (made.data, made.charge) != (data, charge):
@@ -542,7 +540,12 @@ class Store(book.Book):
             costs = rule.costs(charge, chain.rounds_of(first, values["rounds"]))
 
         def work(turn: _Turn) -> Mapping[str, Any] | None:
-            held, before = self._own(turn, number)
+            row = _row(turn.connection, number)
+            if self.role == "analyst" and row.actor != self.actor:
+                raise book.NotAllowedError(
+                    f"reservation {number} is {row.actor}'s: an owner may change it"
+                )
+            held, before = _reservation(row), json.loads(row.costs)
             new = changed(turn, held)
             if new == held:
                 return None
@@ -613,12 +616,6 @@ class Store(book.Book):
         """
         account, rule = self._known(data)
         _parts(charge.partition)
-        stated = charge.mechanism.adjacency
-        if stated != account.adjacency:
-            raise book.BookError(
-                f"the account of {data!r} is kept under adjacency {account.adjacency!r}, the plan "
-                f"is stated under {stated!r}: plan it under the account's"
-            )
         if charge.unit != account.unit:
             whom = f"groups of {charge.group}" if charge.group > 1 else f"a {charge.unit}"
             raise book.BookError(
@@ -628,20 +625,7 @@ class Store(book.Book):
         try:
             return account, rule, rule.costs(charge)
         except ValueError as error:
-            raise book.BookError(f"the charge cannot be added up: {error}") from None
-
-    def _own(self, turn: _Turn, number: int) -> tuple[book.Reservation, Sums]:
-        """A reservation that the actor may change, and its present costs.
-
-        Raises:
-            NotAllowedError: an analyst asks for another actor's reservation.
-        """
-        row = _row(turn.connection, number)
-        if self.role == "analyst" and row.actor != self.actor:
-            raise book.NotAllowedError(
-                f"reservation {number} is {row.actor}'s: an owner may change it"
-            )
-        return _reservation(row), tuple(json.loads(row.costs))
+            raise book.BookError(f"{data!r} cannot be charged with it: {error}") from None
 
     def _rows(self, query: sa.Select[Any]) -> Sequence[sa.Row[Any]]:
         return self._read(lambda connection: connection.execute(query).all())
@@ -660,10 +644,7 @@ class Store(book.Book):
             time.sleep(random.uniform(0.01, 0.2))
 
     def _write(
-        self,
-        kind: str,
-        work: Callable[[_Turn], Mapping[str, Any] | None],
-        call: str | None = None,
+        self, kind: str, work: Callable[[_Turn], Mapping[str, Any] | None], call: str | None = None
     ) -> Mapping[str, Any]:
         """Make one change in one transaction.
 
@@ -695,6 +676,8 @@ class Store(book.Book):
                     if looked and (found := self._earlier(connection, names)):
                         return found
                     lost = False
+                    if kept.key_in(connection) != kept.key:
+                        raise book.BookError(f"{kept.url} is another book now: open it anew")
                     turn = _Turn(connection, head.number + 1, _moment(head.at))
                     found = work(turn)
                     if not found:
@@ -709,9 +692,10 @@ class Store(book.Book):
             looked, lost = True, lost or (sent and trouble.kind in ("lost", "stop"))
             if trouble.kind == "stop" and sent:
                 # The transaction has ended and locks nothing, so the book can be read at once.
-                if earlier := self._read(lambda connection: self._earlier(connection, names)):
-                    return earlier
-                lost = False
+                with suppress(book.BookError):  # it cannot be read either: not known
+                    if earlier := self._read(lambda connection: self._earlier(connection, names)):
+                        return earlier
+                    lost = False
             if trouble.kind == "stop" or time.monotonic() > until:
                 raise self._given_up(kind, names[-1], trouble, lost)
             time.sleep(random.uniform(0.01, 0.2))

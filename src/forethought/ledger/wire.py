@@ -97,13 +97,11 @@ ERRORS: dict[str, tuple[type[ValueError], int]] = {
 
 def error_to(error: Exception) -> tuple[int, dict[str, Any]]:
     """The HTTP status and JSON values of an error."""
-    for name, (kind, status) in ERRORS.items():
-        if isinstance(error, kind):
-            values: dict[str, Any] = {"error": name, "message": str(error)}
-            if isinstance(error, book.OverBudgetError):
-                values["epsilon_left"] = error.epsilon_left
-            return status, values
-    return 400, {"error": "value", "message": str(error)}
+    fit = (name for name, (kind, _) in ERRORS.items() if isinstance(error, kind))
+    values: dict[str, Any] = {"error": next(fit, "value"), "message": str(error)}
+    if isinstance(error, book.OverBudgetError):
+        values["epsilon_left"] = error.epsilon_left
+    return ERRORS[values["error"]][1], values
 
 
 def error_from(values: Mapping[str, Any]) -> ValueError:

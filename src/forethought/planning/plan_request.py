@@ -417,7 +417,7 @@ class PlanRequest(Keywords):
         kind = use.kind_of(self.optimizer)
         planned = kind.descends or kind.divides is not None
         chosen = ["step size"] if self.learning_rate is None and planned else []
-        if to_length and free_batch and self.epochs is None:
+        if to_length and free_batch and (self.epochs is None or self.divided is not None):
             chosen.append("batch")
         if not chosen:
             return None
@@ -425,15 +425,13 @@ class PlanRequest(Keywords):
 
     @property
     def divided(self) -> defaults.Trained | None:
-        """The model whose long steps are divided into more rounds.
+        """The network whose long steps are divided into more rounds.
 
-        None: it is linear, or the planner does not choose its steps; without a given number of
-        passes also where nothing says that it is a network.
+        None: nothing says that the model is a network, or the planner does not choose its steps.
         """
         chosen = self.learning_rate is None and use.kind_of(self.optimizer).descends
-        linear = self.feature_norm is not None or self.features is not None
-        known = self.untried or self.noise_borne is not None or self.epochs is not None
-        return self.trained if chosen and known and not linear else None
+        network = self.untried or self.noise_borne is not None
+        return self.trained if chosen and network and self.clipping == "example" else None
 
     @property
     def classes(self) -> int:

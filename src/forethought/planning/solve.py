@@ -650,19 +650,24 @@ def _batch_and_length(
             f"{defaults.WASTE:.0%} of a full batch's, or low enough not to matter; larger ones "
             "only cost more gradients"
         )
+        short = "steps of a network would be so long in larger batches that it does not arrive"
         if request.epochs is not None:
             batch = defaults.batch_for_epochs(N, budget, request.epochs, request.divided)
+            if batch < defaults.batch_for_epochs(N, budget, request.epochs):
+                why["batch"] = short
         else:
             batch = defaults.batch_for_rounds(N, budget, rounds or defaults.ROUNDS, request.trained)
             if rounds is None:
                 passes = batch * defaults.ROUNDS / N
-                short = defaults.rounds_of_short_steps(N, budget, passes, request.divided)
-                rounds = max(defaults.ROUNDS, round(short))
-                batch = round(passes * N / rounds)
                 why["rounds"] = (
                     "enough for the optimizer to arrive; more rounds need more noise each and "
                     "gain nothing in sum"
                 )
+                least = defaults.rounds_of_short_steps(N, budget, passes, request.divided)
+                rounds = max(defaults.ROUNDS, round(least))
+                if rounds > defaults.ROUNDS:
+                    batch, why["batch"] = round(passes * N / rounds), short
+                    why["rounds"] = "as many passes as 200 rounds would be, in such batches"
             if request.image_features and request.by_scores:
                 batch = defaults.batch_of_image_features(N, rounds)
                 why["batch"] = (
