@@ -27,16 +27,9 @@ from forethought.rounds.preparation import Prepared, require_prepared, with_prep
 from forethought.rounds.private_sum import NoisedSum, PrivateRounds
 from forethought.rounds.randomness import Secrets, Seeds
 from forethought.rounds.records import require_unmasked
+from forethought.values import mechanism as kinds
 from forethought.values.caveats import Caveat
 from forethought.values.checks import function, instance, one_of, real, require_payer, whole
-from forethought.values.mechanism import (
-    Adjacency,
-    Budget,
-    FullBatch,
-    LinearExamples,
-    Mechanism,
-    Rounds,
-)
 from forethought.values.plan import LEAST_NOISE, Clip, Payer, Privacy, Transcript, marked
 
 # Losses of :mod:`forethought.convex.problems` and their derivatives, row by row.
@@ -517,23 +510,23 @@ class _StepwiseRun(_Run):
         problem: problems.Problem,
         data: tuple[Any, Any, Above],
         slope: Slope | None,
-        budget: Budget,
-        adjacency: Adjacency,
+        budget: kinds.Budget,
+        adjacency: kinds.Adjacency,
         seeds: Seeds | None,
     ) -> None:
-        instance("budget", budget, Budget)
+        instance("budget", budget, kinds.Budget)
         super().__init__(problem, data, slope)
         self.seeds, self.transcript, self.seeded = _settled(seeds), Transcript(), False
         self.problem, self.budget, self.adjacency = problem, budget, adjacency
         self.clip_norm = real("lipschitz", problem.lipschitz, above=0)
         self.size = 1 / (2 * problem.smoothness)
 
-    def privacy(self, *rounds: Rounds, budget: Budget | None = None) -> Privacy:
-        mechanism = Mechanism(*rounds, adjacency=self.adjacency)
+    def privacy(self, *rounds: kinds.Rounds, budget: kinds.Budget | None = None) -> Privacy:
+        mechanism = kinds.Mechanism(*rounds, adjacency=self.adjacency)
         sizes = len(self.records), self.budget.delta, Clip(self.clip_norm)
-        return Privacy(mechanism, *sizes, LinearExamples(), budget=budget)
+        return Privacy(mechanism, *sizes, kinds.LinearExamples(), budget=budget)
 
-    def next(self, rounds: Rounds) -> tuple[NoisedSum, Tensor]:
+    def next(self, rounds: kinds.Rounds) -> tuple[NoisedSum, Tensor]:
         """Release one round with fresh secrets, and step, as :meth:`advance` does."""
         # Every round has number 0 here: with one secret, two equal rounds would have equal noise.
         secrets = Secrets.draw(self.seeds.part(len(self.transcript)))
@@ -544,7 +537,7 @@ class _StepwiseRun(_Run):
         self.transcript.extend(private.transcript)
         return found
 
-    def ended(self, chosen: Caveat, budget: Budget | None = None, **more: Any) -> Descended:
+    def ended(self, chosen: Caveat, budget: kinds.Budget | None = None, **more: Any) -> Descended:
         """The results, with the plan of the rounds that were run and its statement."""
         privacy = self.privacy(*self.transcript.mechanism(self.adjacency), budget=budget)
         columns = self.records.features.shape[1] - bool(self.problem.intercept)
@@ -555,12 +548,12 @@ class _StepwiseRun(_Run):
 
 def descend_steered(
     problem: problems.Problem,
-    budget: Budget,
+    budget: kinds.Budget,
     features: Any,
     targets: Any,
     *,
     rounds: int = 1000,
-    adjacency: Adjacency = "replace-one",
+    adjacency: kinds.Adjacency = "replace-one",
     above: Above = "clip",
     seeds: Seeds | None = None,
     slope: Slope | None = None,
@@ -585,14 +578,14 @@ def descend_steered(
     most = whole("rounds", rounds)
     run = _StepwiseRun(problem, (features, targets, above), slope, budget, adjacency, seeds)
     N, d = len(run.records), run.model.weight.numel()
-    moved = Rounds(1.0, 1, FullBatch()).sensitivity(adjacency)
+    moved = kinds.Rounds(1.0, 1, kinds.FullBatch()).sensitivity(adjacency)
     mu = gaussian_mu(budget.epsilon, budget.delta)
     ledger = GaussianFilter(budget, adjacency)
     least = max(LEAST_NOISE, moved / (mu * math.sqrt(MOST_SHARE)))
     sigma = problem.lipschitz / (2 * math.sqrt(d))
     squared: float | None = None
     while len(run.transcript) < most:
-        part = Rounds(max(least, sigma * N / run.clip_norm), 1, FullBatch())
+        part = kinds.Rounds(max(least, sigma * N / run.clip_norm), 1, kinds.FullBatch())
         if ledger.would_exceed(part):
             break
         ledger.spend(part)
@@ -608,7 +601,7 @@ def descend_steered(
 
 def descend_unprotected(
     problem: problems.Problem,
-    budget: Budget,
+    budget: kinds.Budget,
     features: Any,
     targets: Any,
     *,
@@ -640,7 +633,7 @@ def descend_unprotected(
         spent += (2 / multiplier) ** 2
         if spent > allowed:
             break
-        run.next(Rounds(multiplier, 1, FullBatch()))
+        run.next(kinds.Rounds(multiplier, 1, kinds.FullBatch()))
     if not len(run.transcript):
         raise ValueError(f"a budget of ε = {budget.epsilon:g} pays for no round of this schedule")
     run.uses.append(Caveat("data-dependent-noise", "in proportion to the norm of the gradient"))

@@ -13,16 +13,9 @@ from forethought.accounting import exact
 from forethought.accounting.dominating_pair import gaussian_mu
 from forethought.convex.problems import PROBLEMS, Problem, problem_from_dict
 from forethought.convex.schedules import MOST_ROUNDS, Horizon, Schedule, horizon
+from forethought.values import mechanism as kinds
 from forethought.values.caveats import Caveat, caveats, choice, chosen_but
 from forethought.values.checks import instance, real, settle, whole
-from forethought.values.mechanism import (
-    Adjacency,
-    Budget,
-    FullBatch,
-    LinearExamples,
-    Mechanism,
-    Rounds,
-)
 from forethought.values.plan import LEAST_NOISE, Clip, NoiseKind, Of, Preparation, Privacy, Round
 from forethought.values.serialisation import Stored
 
@@ -186,7 +179,7 @@ class DescentPlan(Stored):
     reasons: tuple[tuple[str, str], ...] = ()
 
     #: The releases: those of the preparation, then the rounds.
-    mechanism = Of[Mechanism]("privacy.accounted")
+    mechanism = Of[kinds.Mechanism]("privacy.accounted")
     #: The preparation of the features, released before the rounds; None if there is none.
     preparation = Of[Preparation | None]("privacy.preparation")
     #: Size N of the training set.
@@ -194,7 +187,7 @@ class DescentPlan(Stored):
     #: The δ at which the Statement gives ε.
     delta = Of[float]("privacy.delta")
     #: The budget of the plan, if there is one.
-    budget = Of[Budget | None]("privacy.budget")
+    budget = Of[kinds.Budget | None]("privacy.budget")
     #: The kind of noise.
     noise = Of[NoiseKind]("privacy.noise")
     #: C, the bound on one record's gradient.
@@ -273,14 +266,14 @@ PREPARATION = 0.1
 
 def plan(
     problem: Problem,
-    budget: Budget,
+    budget: kinds.Budget,
     *,
     examples: int,
     features: int,
     schedule: Schedule | None = None,
     clip_norm: float | None = None,
     rounds: int | None = None,
-    adjacency: Adjacency = "replace-one",
+    adjacency: kinds.Adjacency = "replace-one",
     noise: NoiseKind = "gaussian",
     preparation: Preparation | None = None,
     hyperparameters: Caveat | str | None = None,
@@ -316,10 +309,10 @@ def plan(
     """
     if type(problem) not in PROBLEMS.values():
         raise TypeError(f"problem must be one of forethought.convex's losses, not {problem!r}")
-    instance("budget", budget, Budget)
+    instance("budget", budget, kinds.Budget)
     N, d = whole("examples", examples), whole("features", features)
     weights = (d + bool(problem.intercept)) * problem.outputs
-    moved = Rounds(1.0, 1, FullBatch()).sensitivity(adjacency)
+    moved = kinds.Rounds(1.0, 1, kinds.FullBatch()).sensitivity(adjacency)
     why: dict[str, str] = {}
     preparation, before = _prepared(preparation, budget, moved, why)
     if schedule is None:
@@ -356,7 +349,9 @@ def plan(
     own = (name for name, value in given.items() if value is not None)
     return DescentPlan(
         problem,
-        Privacy(mechanism, N, budget.delta, Clip(C), LinearExamples(), noise, budget, preparation),
+        Privacy(
+            mechanism, N, budget.delta, Clip(C), kinds.LinearExamples(), noise, budget, preparation
+        ),
         d,
         length.steps,
         accelerated=accelerated,
@@ -367,7 +362,7 @@ def plan(
 
 
 def _prepared(
-    asked: Preparation | None, budget: Budget, moved: float, why: dict[str, str]
+    asked: Preparation | None, budget: kinds.Budget, moved: float, why: dict[str, str]
 ) -> tuple[Preparation | None, float]:
     """The preparation with its noise, and the μ² that it spends."""
     if asked is None:
@@ -396,12 +391,12 @@ def _scaled(found: Recipe, mu: float, delta: float) -> Horizon:
 
 
 def _within(
-    budget: Budget,
+    budget: kinds.Budget,
     length: Horizon,
     scale: float,
-    adjacency: Adjacency,
+    adjacency: kinds.Adjacency,
     preparation: Preparation | None,
-) -> Mechanism:
+) -> kinds.Mechanism:
     """The rounds with noise multipliers σ_t N/C, slightly larger if the certified ε requires it."""
     grow = 1.0
     while True:
@@ -411,8 +406,8 @@ def _within(
                 f"a noise of {min(length.sigmas):.4g} on the mean is {min(multipliers):.3g} of "
                 f"what one record can add, which protects nothing: use at least {LEAST_NOISE:g}"
             )
-        rounds = (Rounds(value, 1, FullBatch()) for value in multipliers)
-        mechanism = Mechanism(*rounds, adjacency=adjacency)
+        rounds = (kinds.Rounds(value, 1, kinds.FullBatch()) for value in multipliers)
+        mechanism = kinds.Mechanism(*rounds, adjacency=adjacency)
         whole_run = mechanism if preparation is None else preparation.before(mechanism)
         if exact.epsilon(whole_run, budget.delta).upper <= budget.epsilon:
             return mechanism

@@ -6,6 +6,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -60,11 +61,11 @@ def audit(
             (:func:`forethought.auditing.one_run.one_run`).
 
     Raises:
-        ValueError: no such job, plan or run; a model that training refuses; a run folder whose
-            audit.json refutes the run already.
+        ValueError: no such job, plan or run; a model that training refuses.
         OSError: a file that cannot be read.
     """
-    folder = _folder(path, out, "audit" if one_run is None else "one-run")
+    what = "audit" if one_run is None else "one-run"
+    folder = out or (path if path.is_dir() else Path("runs") / f"{path.stem}-{what}")
     plan, loaded, problem = read_run(path, data_dir)
     given: dict[str, Any] = {"seed": seed, "progress": progress}
     if loaded is not None:
@@ -99,10 +100,8 @@ def replay(
         path: job.toml, or a run folder. rounds: number of rounds.
 
     Raises:
-        ValueError: a plan alone, a finished run, whose keys are deleted, or a run folder whose
-            audit.json refutes the run already.
+        ValueError: a plan alone, or a finished run, whose keys are deleted.
     """
-    found_in = _folder(path, out, "replay")
     if path.suffix == ".json":
         raise ValueError(f"{path} is a plan by itself: a replay needs a job or a run folder")
     source = RunFolder(path) if path.is_dir() else None
@@ -142,7 +141,8 @@ def replay(
         wipe(RunFolder(folder).checkpoint / KEYS)
         shutil.rmtree(home)
     seconds = time.perf_counter() - start
-    return of_replay(found, asked.plan, found_in, seconds, _note(job))
+    kept = out or (path if source is not None else Path("runs") / f"{path.stem}-replay")
+    return of_replay(found, asked.plan, kept, seconds, _note(job))
 
 
 def of_replay(found: Replay, plan: Plan, folder: Path, seconds: float, note: str = "") -> Audited:
@@ -157,30 +157,6 @@ def of_replay(found: Replay, plan: Plan, folder: Path, seconds: float, note: str
     notes = (*found.refusals, SECRET, f"{found.replayed} releases were replayed", note)
     audit = Audit(tuple(found.findings()), 0.0, None, round(seconds, 2), tuple(filter(None, notes)))
     return Audited(audit, plan, folder)
-
-
-def _folder(path: Path, out: Path | None, what: str) -> Path:
-    """The folder for the files of an audit: ``out``, the run folder, or runs/NAME-``what``.
-
-    Raises:
-        ValueError: a run folder whose audit.json refutes its run already.
-    """
-    folder = out or (path if path.is_dir() else Path("runs") / f"{path.stem}-{what}")
-    if _refuted(folder):
-        raise ValueError(
-            f"{folder / AUDIT} refutes the run in this folder, and a later audit does not take "
-            "that back: give another folder with --out, or move the file away"
-        )
-    return folder
-
-
-def _refuted(folder: Path) -> bool:
-    """True if the folder is of a run, and its audit.json refutes one."""
-    try:
-        found = parse((folder / AUDIT).read_text(encoding="utf-8"))["refuted"]
-    except (OSError, ValueError, LookupError, TypeError, RecursionError):
-        return False
-    return found is True and (folder / PLAN).is_file()
 
 
 def read_run(path: Path, data_dir: Path | None) -> tuple[Plan, Loaded | None, str]:
@@ -212,7 +188,11 @@ def save(audited: Audited) -> tuple[Path, Path | None]:
         audit.json that refutes the folder's run, audit-later.json.
     """
     audited.folder.mkdir(parents=True, exist_ok=True)
-    path = audited.folder / ("audit-later.json" if _refuted(audited.folder) else AUDIT)
+    path = audited.folder / AUDIT
+    with suppress(OSError, ValueError, LookupError, TypeError, RecursionError):
+        before = parse(path.read_text(encoding="utf-8"))["refuted"]
+        if before is True and (audited.folder / PLAN).is_file():
+            path = audited.folder / "audit-later.json"  # nothing takes a refutation back
     audited.audit.save(path, plan_digest(audited.plan.to_dict()))
     attack = audited.audit.attack
     return path, audited.folder / "audit.png" if attack and attack.points else None

@@ -598,18 +598,11 @@ def _enough(examples: int, model: Trained, mu: float, rounds: float, rate: float
     return math.exp(float(brentq(excess, least, most))) if excess(least) < 0 else math.exp(least)
 
 
-def rounds_of_short_steps(
-    examples: int, budget: Budget, epochs: float, model: Trained | None
-) -> float:
+def rounds_of_short_steps(examples: int, budget: Budget, epochs: float, model: Trained) -> float:
     """The number of rounds in which so many passes have steps of :data:`DIVIDED_STEP`.
 
     At most :data:`MOST_DIVIDED`, in batches of at least :data:`BATCH`; 1 where one is no longer.
-
-    Args:
-        model: a network; None: a linear model, or its steps are given.
     """
-    if model is None:
-        return 1.0
 
     def excess(log_rounds: float) -> float:
         rounds = math.exp(log_rounds)
@@ -653,22 +646,17 @@ def batch_of_image_features(examples: int, rounds: int) -> int:
     return _batch(examples, max(EPOCHS_LIMIT / rounds, 1 / rounds, least))
 
 
-def batch_for_epochs(
-    examples: int, budget: Budget, epochs: float, model: Trained | None = None
-) -> int:
-    """The batch size for a given number of passes, by the rules *Batch* and *Rounds* above.
+def batch_for_epochs(examples: int, budget: Budget, epochs: float) -> int:
+    """The batch size for a given number of passes: as many rounds as waste no noise.
 
     There are at least :data:`FEWEST_ROUNDS`, even where the batch is then below :data:`BATCH`.
-
-    Args:
-        model: a network, whose long steps are divided; None: it is linear, or its steps are given.
 
     Returns:
         Between 1 and ``examples``.
     """
     rate = budget_mu(budget) ** 2 / (_allowed_x(WASTE) * epochs)
-    rate = min(rate, epochs / rounds_of_short_steps(examples, budget, epochs, model))
-    return _batch(examples, min(max(rate, BATCH / examples), epochs / FEWEST_ROUNDS))
+    rate = min(max(rate, BATCH / examples), epochs / FEWEST_ROUNDS)
+    return _batch(examples, rate)
 
 
 def rounds_for_batch(examples: int, budget: Budget, batch: int) -> int:

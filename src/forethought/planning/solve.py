@@ -650,30 +650,29 @@ def _batch_and_length(
             f"{defaults.WASTE:.0%} of a full batch's, or low enough not to matter; larger ones "
             "only cost more gradients"
         )
-        short = "steps of a network would be so long in larger batches that it does not arrive"
-        if request.epochs is not None:
-            batch = defaults.batch_for_epochs(N, budget, request.epochs, request.divided)
-            if batch < defaults.batch_for_epochs(N, budget, request.epochs):
-                why["batch"] = short
+        passes = request.epochs
+        if passes is not None:
+            batch = defaults.batch_for_epochs(N, budget, passes)
         else:
             batch = defaults.batch_for_rounds(N, budget, rounds or defaults.ROUNDS, request.trained)
             if rounds is None:
-                passes = batch * defaults.ROUNDS / N
                 why["rounds"] = (
                     "enough for the optimizer to arrive; more rounds need more noise each and "
                     "gain nothing in sum"
                 )
-                least = defaults.rounds_of_short_steps(N, budget, passes, request.divided)
-                rounds = max(defaults.ROUNDS, round(least))
-                if rounds > defaults.ROUNDS:
-                    batch, why["batch"] = round(passes * N / rounds), short
-                    why["rounds"] = "as many passes as 200 rounds would be, in such batches"
+                rounds, passes = defaults.ROUNDS, batch * defaults.ROUNDS / N
             if request.image_features and request.by_scores:
                 batch = defaults.batch_of_image_features(N, rounds)
                 why["batch"] = (
                     f"as large as {defaults.EPOCHS_LIMIT:.0f} passes allow: features of images are "
                     "computed once, and larger batches have less noise for the same signal"
                 )
+        if passes is not None and request.divided is not None:
+            least = defaults.rounds_of_short_steps(N, budget, passes, request.divided)
+            if least > passes * N / batch:
+                batch = math.ceil(passes * N / least)
+                rounds = rounds and round(passes * N / batch)
+                why["batch"] = "in larger ones a network's steps would be too long to arrive"
     if rounds is None and request.epochs is None:
         why["rounds"] = "as many as this batch serves before small batches waste noise"
         rounds = defaults.rounds_for_batch(N, budget, batch)
