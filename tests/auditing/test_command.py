@@ -197,9 +197,11 @@ def test_a_job_and_a_run_that_was_stopped_are_replayed(
 
 def test_a_run_that_was_refuted_stays_so(plan: Path) -> None:
     wrong = Finding("noise", "width", "0.5", "1", "The noise is too small.", violated=True)
-    Audit((wrong,), 1e-4).save("audit.json")
-    later = save(Audited(Audit((), 1e-4), Plan.load("plan.json"), Path()))[0]
-    assert later.name == "audit-later.json"
+    own, sound = Plan.load("plan.json"), Audited(Audit((), 1e-4), Plan.load("plan.json"), Path())
+    Audit((wrong,), 1e-4).save("audit.json", "another plan")
+    assert save(sound)[0].name == "audit.json"
+    save(Audited(Audit((wrong,), 1e-4), own, Path()))
+    assert save(sound)[0].name == "audit-later.json"
     assert json.loads(Path("audit.json").read_text())["refuted"] is True
 
 

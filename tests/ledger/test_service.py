@@ -162,7 +162,7 @@ def test_many_persons_come_in_pieces(site: Site, monkeypatch: pytest.MonkeyPatch
     assert kim.overlaps("patients", [*persons, *persons], "site=B") == {"patients": (4, 4)}
     kim.open_account(Account("trials", Budget(1.0, 1e-6)))
     kim.add_records("patients", persons[:1], "of one")
-    assert kim.overlaps("trials", persons) == {"patients": (5, 5)}
+    assert kim.overlaps("trials", persons) == {"patients": (4, 4)}
     with pytest.raises(BookError, match="16 bytes"):
         kim.overlaps("trials", [bytearray(16)])  # type: ignore[list-item]
     with pytest.raises(BookError, match="16 bytes"):

@@ -39,14 +39,7 @@ from forethought.auditing.canaries import LARGE, CanaryRecords, CheckSizes, kept
 from forethought.auditing.exact_tests import share_at_least, share_at_most
 from forethought.auditing.noise import applied, correlated, scales
 from forethought.auditing.verdict import AttackPoint, AttackSummary, Finding, smallest
-from forethought.values.mechanism import (
-    Binomial,
-    Correlated,
-    Hypergeometric,
-    Mechanism,
-    Rounds,
-    Sampling,
-)
+from forethought.values import mechanism as kinds
 from forethought.values.plan import Clip, Plan
 
 Array = NDArray[np.float64]
@@ -64,7 +57,7 @@ FACTORS = np.geomspace(1.01, 4.0, 12)
 
 
 def log_likelihood_ratio(
-    mechanism: Mechanism, noise: list[float], seen: Array, inside: float, outside: float
+    mechanism: kinds.Mechanism, noise: list[float], seen: Array, inside: float, outside: float
 ) -> Array:
     """log p(seen | a contribution of ``inside``) − log p(seen | a contribution of ``outside``).
 
@@ -87,8 +80,8 @@ def log_likelihood_ratio(
     return total
 
 
-def _likelihood(part: Rounds, noise: list[float], seen: Array, shift: float) -> Array:
-    if isinstance(part, Correlated):
+def _likelihood(part: kinds.Rounds, noise: list[float], seen: Array, shift: float) -> Array:
+    if isinstance(part, kinds.Correlated):
         return _through_the_strategy(part, noise[0], applied(part, seen), shift)
     times = _times(part.sampling)
     terms = (_drawn(seen[t], shift, noise[t], times) for t in range(part.count))
@@ -111,14 +104,14 @@ def _likelihood(part: Rounds, noise: list[float], seen: Array, shift: float) -> 
     return _log_mean(mine, np.array([part.sampling.turn(place) for place in range(places)]))
 
 
-def _times(sampling: Sampling) -> list[tuple[int, float]]:
+def _times(sampling: kinds.Sampling) -> list[tuple[int, float]]:
     """Pairs (k, chance): the chance that a record is in the batch of its turn k times."""
     match sampling.hits(1):
-        case Binomial(1, chance):
+        case kinds.Binomial(1, chance):
             found = [(0, 1 - chance), (1, chance)]
-        case Binomial(trials, chance):
+        case kinds.Binomial(trials, chance):
             found = list(enumerate(stats.binom.pmf(np.arange(trials + 1), trials, chance)))
-        case Hypergeometric(_, drawn, examples):
+        case kinds.Hypergeometric(_, drawn, examples):
             found = [(0, 1 - drawn / examples), (1, drawn / examples)]
         case other:
             assert_never(other)
@@ -134,7 +127,7 @@ def _drawn(seen: Array, shift: float, noise: float, times: list[tuple[int, float
     return np.asarray(np.logaddexp.reduce(terms))
 
 
-def _through_the_strategy(part: Correlated, noise: float, seen: Array, shift: float) -> Array:
+def _through_the_strategy(part: kinds.Correlated, noise: float, seen: Array, shift: float) -> Array:
     """The log-likelihood ratio of a part with correlated noise, (games,).
 
     A record that takes part in rounds p, p + b, … moves Cy by those columns of C.
@@ -159,7 +152,7 @@ def _log_mean(terms: Array, weights: Array) -> Array:
     return np.asarray(logsumexp(terms, axis=0, b=weights[:, None]))
 
 
-def _epochs(sampling: Sampling, count: int) -> Iterator[tuple[range, list[float]]]:
+def _epochs(sampling: kinds.Sampling, count: int) -> Iterator[tuple[range, list[float]]]:
     length = sampling.rounds_per_epoch
     for start in range(0, count, length):
         rounds = range(start, min(start + length, count))
@@ -167,7 +160,7 @@ def _epochs(sampling: Sampling, count: int) -> Iterator[tuple[range, list[float]
 
 
 def simulate(
-    mechanism: Mechanism,
+    mechanism: kinds.Mechanism,
     noise: list[float],
     games: int,
     contribution: float,
@@ -183,7 +176,7 @@ def simulate(
     return np.array(seen)
 
 
-def _participation(part: Rounds, games: int, generator: np.random.Generator) -> Array:
+def _participation(part: kinds.Rounds, games: int, generator: np.random.Generator) -> Array:
     """The number of times that a record is in each round's batch, (rounds, games)."""
     sampling, found = part.sampling, np.zeros((part.count, games))
     mine = np.zeros(games, dtype=np.int64)
@@ -199,7 +192,7 @@ def _participation(part: Rounds, games: int, generator: np.random.Generator) -> 
 
 
 def _places(
-    sampling: Sampling, rounds: range, games: int, generator: np.random.Generator
+    sampling: kinds.Sampling, rounds: range, games: int, generator: np.random.Generator
 ) -> NDArray[np.int64]:
     ends = np.cumsum([sampling.turn(place) for place in range(len(rounds))])
     return np.searchsorted(ends, generator.random(games), side="right")
@@ -225,7 +218,7 @@ class DecisionRule:
 
 @lru_cache(maxsize=64)
 def decision_rule(
-    mechanism: Mechanism,
+    mechanism: kinds.Mechanism,
     noise: tuple[float, ...],
     distance: tuple[float, float],
     games: int,
@@ -253,7 +246,7 @@ def _slope(claim: TradeOff, simulated: Games, threshold: float) -> float:
 
 
 def _games(
-    mechanism: Mechanism,
+    mechanism: kinds.Mechanism,
     noise: tuple[float, ...],
     distance: tuple[float, float],
     count: int,
@@ -270,7 +263,7 @@ def _games(
     return Games(outside, inside)
 
 
-def _thresholds(simulated: Sequence[Games], half: int, mechanism: Mechanism) -> list[float]:
+def _thresholds(simulated: Sequence[Games], half: int, mechanism: kinds.Mechanism) -> list[float]:
     """For each kind of simulated games the threshold that refutes the most noise.
 
     Args:
@@ -678,13 +671,13 @@ def refutation_p(games: Games, chosen: DecisionRule, claim: TradeOff) -> float:
     return smallest([joint(games, *one).p_value(claim) for one in at])
 
 
-def scaled_noise(mechanism: Mechanism, factor: float) -> Mechanism:
+def scaled_noise(mechanism: kinds.Mechanism, factor: float) -> kinds.Mechanism:
     """The mechanism with every noise multiplier times ``factor``."""
     parts = [replace(part, noise_multiplier=part.noise_multiplier * factor) for part in mechanism]
-    return Mechanism(*parts, adjacency=mechanism.adjacency)
+    return kinds.Mechanism(*parts, adjacency=mechanism.adjacency)
 
 
-def critical_noise(refuted: Callable[[Mechanism], bool], mechanism: Mechanism) -> float:
+def critical_noise(refuted: Callable[[kinds.Mechanism], bool], mechanism: kinds.Mechanism) -> float:
     """The smallest multiple of its noise at which a mechanism is refuted; rounded up.
 
     Returns:
@@ -711,7 +704,7 @@ def critical_noise(refuted: Callable[[Mechanism], bool], mechanism: Mechanism) -
     return math.exp(bisected(lambda log: not at(log), low, high, steps=steps)[1])
 
 
-def shown_epsilon(mechanism: Mechanism, factor: float, delta: float) -> float:
+def shown_epsilon(mechanism: kinds.Mechanism, factor: float, delta: float) -> float:
     """ε that an attack shows by f-DP: that of the mechanism with ``factor`` times the noise."""
     if math.isinf(factor):
         return 0.0
@@ -719,7 +712,7 @@ def shown_epsilon(mechanism: Mechanism, factor: float, delta: float) -> float:
 
 
 def epsilon_interval(
-    mechanism: Mechanism, games: Games, chosen: DecisionRule, delta: float
+    mechanism: kinds.Mechanism, games: Games, chosen: DecisionRule, delta: float
 ) -> tuple[tuple[float, float], float]:
     """ε that an attack shows, (lower, upper), and the multiple of the noise that it corresponds to.
 
@@ -847,7 +840,7 @@ def one_run_refutation(found: Sequence[tuple[int, int]], canaries: int, claim: T
 
 
 def one_run_fdp_epsilon(
-    mechanism: Mechanism, found: Sequence[tuple[int, int]], canaries: int, delta: float
+    mechanism: kinds.Mechanism, found: Sequence[tuple[int, int]], canaries: int, delta: float
 ) -> float:
     """Lower bound on ε from one run: that of the mechanism with the least noise that is refuted.
 

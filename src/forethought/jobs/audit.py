@@ -188,11 +188,11 @@ def save(audited: Audited) -> tuple[Path, Path | None]:
         audit.json that refutes the folder's run, audit-later.json.
     """
     audited.folder.mkdir(parents=True, exist_ok=True)
-    path = audited.folder / AUDIT
+    path, plan = audited.folder / AUDIT, plan_digest(audited.plan.to_dict())
     with suppress(OSError, ValueError, LookupError, TypeError, RecursionError):
-        before = parse(path.read_text(encoding="utf-8"))["refuted"]
-        if before is True and (audited.folder / PLAN).is_file():
+        before = parse(path.read_text(encoding="utf-8"))
+        if before["refuted"] is True and before["plan"] == plan and (path.parent / PLAN).is_file():
             path = audited.folder / "audit-later.json"  # nothing takes a refutation back
-    audited.audit.save(path, plan_digest(audited.plan.to_dict()))
+    audited.audit.save(path, plan)
     attack = audited.audit.attack
-    return path, audited.folder / "audit.png" if attack and attack.points else None
+    return path, path.with_suffix(".png") if attack and attack.points else None

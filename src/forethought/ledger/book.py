@@ -296,9 +296,9 @@ class Book(Protocol):
     ) -> Mapping[str, tuple[int, int]]:
         """Other data sets with any of these: name → number in common, and number that it has.
 
-        Of sets that it has by several schemes, the second number is the smallest's (the number in
-        common, if that is more): no large set hides what is shared with a small one. With
-        ``partition``, the same of that part of the data set itself, under its own name.
+        Of sets that it has by several schemes, both are of the one that has the largest share in
+        common: no large set hides what is shared with a small one. With ``partition``, the same of
+        that part of the data set itself, under its own name.
         """
 
     def entries(self, after: int = 0) -> Sequence[Entry]:

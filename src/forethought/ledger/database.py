@@ -141,6 +141,8 @@ class _File:
     def connect(self) -> sqlite3.Connection:
         """Open the file, but not beside the former one's log, which SQLite would write into it."""
         path, (file, log), (before, its_log) = self.path, self._now(), self.seen
+        if file is None and before is not None:
+            self.seen = (), its_log  # gone: what comes in its place may get its number
         if file not in (None, before) and log is not None and log == its_log:
             raise BookError(
                 f"{path} was replaced, and {path}-wal is of the former file: stop all that have it "
@@ -150,7 +152,7 @@ class _File:
         may_write = all(os.access(at, os.W_OK, effective_ids=True) for at in (path, path.parent))
         if file is not None and not may_write:
             # Without a write-ahead log, no process has the book open: this is an auditor's copy.
-            there = Path(f"{path}-wal")
+            there = Path(f"{path.resolve()}-wal")
             mode = "mode=ro" if there.exists() and there.stat().st_size else "immutable=1"
         uri = f"file:{quote(str(path))}?{mode}"
         connection = sqlite3.connect(

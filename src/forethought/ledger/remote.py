@@ -205,8 +205,9 @@ class RemoteBook(book.Book):
         for some in pieces(persons, AT_ONCE):
             answer = self._ask("overlaps", data=data, persons=some, partition=partition)
             for name, (shared, size) in answer.items():
-                both = shared + found.get(name, (0, 0))[0]
-                found[name] = both, max(both, size)
+                before = found.get(name, (0, size))
+                both = shared + before[0]
+                found[name] = both, max(both, min(size, before[1]))
         return found
 
     def close(self) -> None:

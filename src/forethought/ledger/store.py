@@ -14,7 +14,7 @@ import math
 import random
 import secrets
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
@@ -332,14 +332,16 @@ class Store(book.Book):
         rows = self._rows(sa.select(SUMS).where(asked, SUMS.c.persons > 0).order_by(SUMS.c.data))
         counted = sa.select(sa.func.count(PERSONS.c.person.distinct()))
         for name, held in groupby(rows, key=lambda row: str(row.data)):
-            sets, sizes = [(*_parts(row.part or None), row.persons) for row in held], Counter[str]()
-            for scheme, _, size in sets:
-                sizes[scheme] += size
-            here = PERSONS.c.scheme.in_(sizes), PERSONS.c.part.in_([part for _, part, _ in sets])
-            of = counted.where(PERSONS.c.data == name, *here)
-            shared = sum(self._rows(of.where(PERSONS.c.person.in_(some)))[0][0] for some in wanted)
-            if shared:
-                found[name] = shared, max(shared, min(sizes.values()))
+            own = [(*_parts(row.part or None), row.persons) for row in held]
+            pairs = []
+            for scheme in {scheme for scheme, _, _ in own}:
+                parts = {part: size for one, part, size in own if one == scheme}
+                here = PERSONS.c.scheme == scheme, PERSONS.c.part.in_(parts)
+                of = counted.where(PERSONS.c.data == name, *here)
+                shared = (self._rows(of.where(PERSONS.c.person.in_(some)))[0][0] for some in wanted)
+                pairs.append((sum(shared), sum(parts.values())))
+            if any(shared for shared, _ in pairs):
+                found[name] = max(pairs, key=lambda pair: pair[0] / pair[1])
         return found
 
     def _register(

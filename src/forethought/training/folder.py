@@ -729,7 +729,7 @@ ENVELOPE = "statement.intoto.json"
 # Of a run that the book of a data set pays for: its reservation, and the book's answer at the end.
 RESERVATION, PAID = "reservation.json", "ledger.json"
 # With an audit of the run: it says nothing of one that takes its place.
-_AUDITS = ("audit.json", "audit-later.json", "audit.png")
+_AUDITS = tuple(f"audit{later}.{kind}" for later in ("", "-later") for kind in ("json", "png"))
 _TOLD = (STATEMENT, STATEMENT_TEXT, *PAGES, ENVELOPE, *_AUDITS)
 WRITTEN = (PLAN, MODEL, *_OF_RESULTS, RECORD, PAID, *_TOLD)
 
