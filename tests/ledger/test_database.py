@@ -108,6 +108,26 @@ def test_the_log_of_a_replaced_file_is_not_written_into_the_copy(
             assert service.reserve(DATA, charge).number == 1 and not service.verify()
 
 
+def test_a_file_that_was_gone_is_another_one_whatever_its_number(
+    tmp_path: Path, charge: Charge
+) -> None:
+    """A file system gives the number of a deleted file to the next one."""
+    place, copy = tmp_path / "books.db", tmp_path / "copy.db"
+    with contextlib.closing(create(f"sqlite:///{place}", actor="owner")) as book:
+        book.open_account(Account(DATA, Budget(8.0, 1e-6)))
+    shutil.copy(place, copy)
+    with contextlib.closing(open_book(f"sqlite:///{place}", actor="a service")) as service:
+        service.reserve(DATA, charge)
+        place.unlink()
+        with pytest.raises(BookError):
+            service.entries()
+        shutil.copy(copy, place)
+        with pytest.raises(BookError, match="former file"):
+            service.entries()
+        place.with_name("books.db-wal").unlink()
+        assert len(service.entries()) == 2 and not service.verify()
+
+
 def test_a_book_stays_the_same_in_another_folder(
     tmp_path: Path, charge: Charge, monkeypatch: pytest.MonkeyPatch
 ) -> None:
