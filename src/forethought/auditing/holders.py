@@ -85,8 +85,8 @@ def audit_worker(
         ValueError: a plan in which records are not games of their own.
     """
     plain = ReleaseUse(Optimizer("sgd", 1.0, ()), averaging=Averaging("none"))
-    plain_plan = instance("plan", plan, Plan).with_(use=plain)
-    return _audited(plain_plan, canaries, rounds, 2, seed, recovered)
+    plan = instance("plan", plan, Plan).with_(use=plain)
+    return _audited(plan, canaries, rounds, 2, seed, recovered)
 
 
 def _audited(

@@ -64,8 +64,7 @@ def audit(
         ValueError: no such job, plan or run; a model that training refuses.
         OSError: a file that cannot be read.
     """
-    what = "audit" if one_run is None else "one-run"
-    folder = out or (path if path.is_dir() else Path("runs") / f"{path.stem}-{what}")
+    folder = out or _home(path, "audit" if one_run is None else "one-run")
     plan, loaded, problem = read_run(path, data_dir)
     given: dict[str, Any] = {"seed": seed, "progress": progress}
     if loaded is not None:
@@ -141,8 +140,7 @@ def replay(
         wipe(RunFolder(folder).checkpoint / KEYS)
         shutil.rmtree(home)
     seconds = time.perf_counter() - start
-    kept = out or (path if source is not None else Path("runs") / f"{path.stem}-replay")
-    return of_replay(found, asked.plan, kept, seconds, _note(job))
+    return of_replay(found, asked.plan, out or _home(path, "replay"), seconds, _note(job))
 
 
 def of_replay(found: Replay, plan: Plan, folder: Path, seconds: float, note: str = "") -> Audited:
@@ -157,6 +155,10 @@ def of_replay(found: Replay, plan: Plan, folder: Path, seconds: float, note: str
     notes = (*found.refusals, SECRET, f"{found.replayed} releases were replayed", note)
     audit = Audit(tuple(found.findings()), 0.0, None, round(seconds, 2), tuple(filter(None, notes)))
     return Audited(audit, plan, folder)
+
+
+def _home(path: Path, what: str) -> Path:
+    return path if path.is_dir() else Path("runs") / f"{path.stem}-{what}"
 
 
 def read_run(path: Path, data_dir: Path | None) -> tuple[Plan, Loaded | None, str]:
