@@ -271,7 +271,8 @@ X80, Y80 = _data()
         ({"above": "drop"}, ValueError, "above must be one of"),
         ({"start": np.zeros(4)}, ValueError, "start must hold 3"),
         ({"start": -0.5}, ValueError, "start"),
-        ({"start": "a"}, TypeError, "start must be a scale or numbers"),
+        ({"start": "a"}, TypeError, "start must be numbers"),
+        ({"start": [math.nan] * 3}, ValueError, "NaN"),
         ({"slope": lambda o, t: o}, ValueError, "DeclaredLoss"),
         ({"plan": "plan"}, TypeError, "forethought.convex.plan"),
         ({"watch": 3}, TypeError, "watch must be"),
@@ -292,6 +293,29 @@ def test_data_that_do_not_fit_are_refused_and_not_paid(change, error, words) -> 
         convex.descend(**given)
 
 
+def test_tensors_of_any_kind_of_numbers_are_taken() -> None:
+    problem = convex.LogisticRegression(feature_bound=2.0, l2=0.01)
+    plan = convex.plan(problem, BUDGET, examples=80, features=3)
+    seeds = ft.Seeds(noise=1)
+    plain = convex.descend(plan, X80, Y80, start=np.ones(3), seeds=seeds)
+    start = torch.ones(3, requires_grad=True)
+    sparse, labels = torch.tensor(X80).to_sparse(), torch.tensor(Y80).bfloat16()
+    found = convex.descend(plan, sparse, labels, start=start, seeds=seeds)
+    assert found.weights.tolist() == plain.weights.tolist()
+
+
+@pytest.mark.parametrize("bound", [-1.0, 0.0, math.nan])
+def test_a_bound_on_rows_is_above_zero(bound: float) -> None:
+    with pytest.raises(ValueError, match="bound must be"):
+        convex.bounded_rows(X80, bound)
+
+
+def test_a_preparation_of_another_kind_is_named() -> None:
+    problem = convex.LogisticRegression(feature_bound=2.0)
+    with pytest.raises(TypeError, match="preparation must be"):
+        convex.plan(problem, BUDGET, examples=80, features=3, preparation="moments")
+
+
 def test_targets_are_held_to_their_bound() -> None:
     problem = convex.LinearRegression(feature_bound=2.0, target_bound=1.0, l2=0.5)
     plan = convex.plan(problem, BUDGET, examples=80, features=3)
@@ -305,6 +329,9 @@ def test_targets_are_held_to_their_bound() -> None:
     ("change", "words"),
     [
         ({"schedule": lambda t: (1e-6, 1.0)}, "pays for no iteration"),
+        ({"schedule": lambda t: 0.1}, "iteration 1:"),
+        ({"schedule": "constant"}, "iteration 1:"),
+        ({"schedule": lambda t: (10.0 ** (100 * t), 1.0)}, "iteration 4:"),
         ({"rounds": 5}, "rounds= goes with a schedule="),
         ({"clip_norm": 0.0}, "clip_norm must be"),
         ({"examples": 0}, "examples must be"),

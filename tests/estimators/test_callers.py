@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from sklearn.base import clone
+from sklearn.base import BaseEstimator, ClassifierMixin, clone
 from sklearn.calibration import CalibratedClassifierCV
 from sklearn.compose import TransformedTargetRegressor, make_column_transformer
 from sklearn.ensemble import (
@@ -18,8 +18,9 @@ from sklearn.ensemble import (
     VotingClassifier,
     VotingRegressor,
 )
+from sklearn.experimental import enable_iterative_imputer  # noqa: F401 (for IterativeImputer)
 from sklearn.feature_selection import SequentialFeatureSelector
-from sklearn.impute import SimpleImputer
+from sklearn.impute import IterativeImputer, SimpleImputer
 from sklearn.model_selection import (
     GridSearchCV,
     RandomizedSearchCV,
@@ -284,6 +285,32 @@ def test_targets_scaled_by_the_data_are_named(table: Table) -> None:
     ):
         whole = TransformedTargetRegressor(regression(), **how).fit(X, X[:, 0])
         assert (PREPARED in codes(whole.regressor_)) == named
+
+
+def test_columns_that_a_function_chooses_are_named(table: Table) -> None:
+    """It may look at the values, as one that leaves out columns of one value does."""
+    for chosen, named in (([0, 1], False), (lambda X: [0, 1], True)):
+        scaler = make_column_transformer((RangeScaler(), chosen))
+        pipe = make_pipeline(scaler, private()).fit(*table)
+        assert (PREPARED in codes(pipe[-1])) == named
+
+
+class Centred(ClassifierMixin, BaseEstimator):
+    """An estimator of one's own that takes the means away before it fits a private one."""
+
+    def fit(self, X: Any, y: Any) -> Centred:
+        self.inner_ = private().fit(X - X.mean(0), y)
+        return self
+
+
+@pytest.mark.filterwarnings("ignore:.*Early stopping")
+def test_an_estimator_that_may_change_the_records_is_named(table: Table) -> None:
+    assert PREPARED in codes(Centred().fit(*table).inner_)
+    gaps = table[0].copy()
+    gaps[::7, 0] = np.nan
+    imputer = IterativeImputer(regression(), max_iter=1).fit(gaps)
+    triplets = imputer.imputation_sequence_
+    assert triplets and all(PREPARED in codes(one.estimator) for one in triplets)
 
 
 def test_a_pipeline_inside_a_pipeline_counts(table: Table) -> None:

@@ -10,6 +10,7 @@ import pytest
 import forethought as ft
 from forethought.accounting.dominating_pair import gaussian_delta_bounds, gaussian_epsilon_bounds
 from forethought.papers.comparison import ComparisonRow, compare, utility_bounds
+from forethought.papers.convergence import proposition_3
 
 
 def rows(mechanism: ft.Mechanism, delta: float, examples: int | None) -> dict[str, ComparisonRow]:
@@ -172,6 +173,15 @@ def test_bounds_on_utility_stand_beside_what_the_plans_own_rounds_attain() -> No
     length = 0.05 * first.mean_variance**0.5 * math.sqrt(50) * (1 - 1 / 200)
     assert found["Theorem 2"].runs == pytest.approx(length, rel=1e-3)
     assert found["Proposition 4(a)"].bound.proven < found["Proposition 3(a)"].bound.proven
+
+
+def test_bounds_on_utility_of_steps_that_run_away_are_infinite() -> None:
+    asked = {"examples": 1000, "parameters": 50, "budget": ft.Budget(2.0, 1e-5)}
+    plan = ft.plan(**asked).with_(optimizer=ft.Optimizer("sgd", 1e200, {"momentum": 0.9}))
+    found = {row.bound.name: row for row in utility_bounds(plan, 50, 1.0, 2.0)}
+    assert found["Proposition 3(a)"].runs == math.inf
+    assert found["Lemma 1"].runs == found["Lemma 1"].bound.proven == -math.inf
+    assert proposition_3(5, 1.0, radius=1e200).proven == math.inf
 
 
 def test_bounds_on_utility_are_of_descent_with_independent_noise() -> None:

@@ -284,6 +284,38 @@ def test_what_comes_out_without_noise_is_what_was_asked() -> None:
     assert fine == pytest.approx(np.quantile(inside, [0.1, 0.5, 0.9]), abs=2 * 4 / 1024)
 
 
+@pytest.mark.parametrize(("low", "high", "bins"), [(0, 100, 100), (0, 49, 49), (0, 1, 100)])
+def test_a_number_on_an_edge_is_in_the_bin_that_begins_there(
+    low: float, high: float, bins: int
+) -> None:
+    edges = [float(f"{low + (high - low) * place / bins:.10g}") for place in range(bins)]
+    one = Histogram(column="x", range=(low, high), bins=bins)
+    assert one.tally(rows({"x": edges}, {"x"})).tolist() == [1.0] * bins
+
+
+def test_a_time_on_the_grid_is_in_the_step_that_ends_there() -> None:
+    """1.8 / 0.6 is above 3 in doubles."""
+    one = Survival(until=60, steps=100)
+    on, before = (
+        {"time": [float(f"{0.6 * step - less:.10g}") for step in range(1, 101)], "event": [1] * 100}
+        for less in (0.0, 0.3)
+    )
+    found = [one.tally(rows(held, {*held})).tolist() for held in (on, before)]
+    assert found[0] == found[1]
+
+
+def test_bins_far_from_zero_have_names_of_their_own() -> None:
+    one = Histogram(column="x", range=(1_600_000_000, 1_600_000_010), bins=10)
+    names = [found.name for found in one.estimates(np.zeros(10), 1.0, 5)]
+    assert names[:2] == ["[1600000000, 1600000001)", "[1600000001, 1600000002)"]
+    assert len(set(names)) == 10
+
+
+def test_a_sum_lies_between_those_of_the_ends_of_its_range() -> None:
+    (found,) = Sum(column="x", range=(1, 3), where=MEN).estimates(np.array([0.0]), 1e8, 10)
+    assert (found.low, found.high) == (found.sampled_low, found.sampled_high) == (0, 30)
+
+
 def test_a_survival_curve_without_noise_is_kaplan_meiers() -> None:
     times, happened = weibull(1500, 4)
     asked = Survival(until=60, steps=120)
@@ -372,6 +404,11 @@ def test_a_wrong_declaration_is_refused_in_words(
 ) -> None:
     with pytest.raises(ValueError, match=says):
         kind(**values)
+
+
+def test_other_is_true_or_false() -> None:
+    with pytest.raises(TypeError, match="other must be"):
+        Histogram(column="x", categories=("A",), other="true")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("at", [None, True, "median"])

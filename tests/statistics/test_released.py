@@ -169,11 +169,34 @@ def test_a_survival_curve_is_within_three_hundredths_at_epsilon_one() -> None:
     assert asked.expected()["survival of time, event"][0] < 0.02
 
 
+def test_sums_are_exact_up_to_the_most_records_that_are_planned_for() -> None:
+    """Beyond, a sum would have been released as the largest whole number of its grid."""
+    most, one = 1 << 19, Count(noise_multiplier=0.01)
+    asked = request([one], examples=most, delta=1e-6)
+    found = asked.release({"x": np.zeros(most, dtype=np.int8)}, seed=1).results[0][0]
+    assert abs(found.value - most) < 0.1
+    with pytest.raises(ValueError, match="too small"):
+        replace(asked, examples=most + 1)
+    with pytest.raises(ValueError, match="too small"):
+        request([Count()], examples=12_000_000, budget=50.0, delta=1e-6)
+    with pytest.raises(ValueError, match="too large"):
+        planned(Quantiles(column="age", range=(0, 120)), budget=1e-6, delta=1e-6)
+
+
+def test_a_budget_has_one_delta() -> None:
+    assert planned(delta=1e-6) == planned()
+    with pytest.raises(ValueError, match="drop delta="):
+        planned(delta=1e-3)
+
+
 def test_few_at_risk_are_not_stated() -> None:
     times, happened = weibull(300, 8)
     asked = request([Survival(until=72)], examples=300, budget=1.0, delta=1e-6)
     curve = asked.release({"time": times, "event": happened}, seed=1).results[0]
     assert curve[-1].name == "72 (not stated)"
+    for one in curve:
+        ends = (one.low, one.high, one.sampled_low, one.sampled_high)
+        assert ("not stated" in one.name) == (ends == (0, 1, 0, 1))
 
 
 @pytest.mark.slow

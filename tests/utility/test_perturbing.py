@@ -180,6 +180,7 @@ def test_private_data_is_refused_unless_the_leak_is_accepted(digits: tuple[Any, 
         ({"batch": 5000}, "batch"),
         ({"clip_rule": "quantile"}, "clip_rule"),
         ({"test_examples": 0}, "test_examples"),
+        ({"score": lambda outputs, targets: 87.0}, "score must be"),
     ],
 )
 def test_bad_arguments_are_named(
@@ -196,6 +197,9 @@ def test_what_is_no_model_no_data_or_no_classification_is_named(digits: tuple[An
         utility_graph(lambda: 3, digits, **SMALL)  # type: ignore[arg-type, return-value]
     with pytest.raises(TypeError, match="data must"):
         utility_graph(linear(), 3, **SMALL)
+    for change in ({"score": "accuracy"}, {"progress": 3}, {"clip_norms": 1.0}):
+        with pytest.raises(TypeError, match=next(iter(change))):
+            utility_graph(linear(), digits, **{**SMALL, **change})
     with pytest.raises(ValueError, match="too few"):
         utility_graph(linear(), (digits[0][:2], digits[1][:2]), **SMALL)
     with pytest.raises(ValueError, match="score="):

@@ -228,7 +228,17 @@ def test_what_does_not_fit_is_refused_in_the_users_words() -> None:
         rehearse(plan, model, lambda seed: like((5,), 3, 200, seed=seed), test_examples=5)
     with pytest.raises(ValueError, match="the rehearsal's inputs"):
         rehearse(plan, lambda: nn.Linear(4, 3), data)
-    with pytest.raises(ValueError, match="only 2 outputs"):
+    with pytest.raises(TypeError, match="data must be"):
+        rehearse(plan, model, lambda seed: (np.ones((200, 5)), np.ones(200)))  # type: ignore
+    with pytest.raises(TypeError, match="not a torch"):
+        rehearse(plan, lambda: None, data)  # type: ignore[arg-type, return-value]
+    with pytest.raises(ValueError, match="nothing to train"):
+        rehearse(plan, nn.Flatten, data)
+    with pytest.raises(TypeError, match="progress must be"):
+        rehearse(plan, model, data, progress=3)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="seed must be"):
+        rehearse(plan, model, data, seed=-1)
+    with pytest.raises(ValueError, match="number the classes"):
         rehearse(plan, lambda: nn.Linear(5, 2), data)
     real = Split(data.train.inputs, data.train.inputs[:, 0])
     with pytest.raises(ValueError, match="has 3 outputs"):
@@ -265,6 +275,27 @@ def test_a_regression_is_rehearsed_by_r_squared(tmp_path: Path) -> None:
     assert "Nothing is known" in found.text() and "the mean gives 0.000" in found.text()
     found.save(tmp_path / "rehearsal.json")
     assert Rehearsal.load(tmp_path / "rehearsal.json") == found
+
+
+def test_what_has_no_r_squared_is_refused() -> None:
+    plan, inputs = small_plan(), pool(300).train.inputs
+
+    def of(targets: np.ndarray, classes: int | None, outputs: int) -> None:
+        data = Dataset("p", Split(inputs, targets.astype(np.float32)), None, classes)
+        rehearse(plan, lambda: nn.Linear(5, outputs), data, repeats=2)
+
+    with pytest.raises(ValueError, match="one label a"):
+        of(inputs[:, :2] > 0, 2, 2)
+    with pytest.raises(ValueError, match="no R²"):
+        of(np.full(300, 2.0), None, 1)
+
+
+def test_a_module_is_copied_for_every_repeat() -> None:
+    begun = model()
+    before = {name: one.clone() for name, one in begun.state_dict().items()}
+    found = rehearse(small_plan(), begun, pool(300, 50), repeats=2)
+    assert found.linear
+    assert all(torch.equal(one, before[name]) for name, one in begun.state_dict().items())
 
 
 def test_a_regression_is_measured_without_dropout() -> None:

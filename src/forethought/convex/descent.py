@@ -115,70 +115,66 @@ def loss_and_slope(problem: problems.Problem) -> LossAndSlope:
 Above = Literal["clip", "refuse"]
 
 
-def matrix(features: Any) -> torch.Tensor:
-    """A copy of features (array, tensor or sparse matrix) as a float64 matrix.
+def _finite(what: str, given: Any) -> Array:
+    """A float64 copy of numbers in an array, a tensor, a sparse matrix or lists.
 
     Raises:
-        TypeError: the features are not numbers.
-        ValueError: they are no matrix, masked in places, or not finite.
+        TypeError: they are not numbers. ValueError: masked in places, or not finite.
     """
-    if isinstance(features, torch.Tensor):
-        found = features.detach().to("cpu", torch.float64, copy=True)
-    else:
-        if hasattr(features, "toarray"):
-            features = features.toarray()
-        require_unmasked("features", features)
-        array = np.asarray(features)
-        if array.dtype.kind not in "fiub":
-            raise TypeError(
-                f"features must be numbers, not an array of dtype {array.dtype}; encode text and "
-                "categories first"
-            )
-        found = torch.from_numpy(np.array(array, dtype=np.float64, order="C"))
-    if found.ndim != 2:
-        raise ValueError(f"features must be a matrix, a row a record, not {tuple(found.shape)}")
-    if not bool(torch.isfinite(found).all()):
-        raise ValueError("the features hold NaN or infinite values: fill them in by a fixed rule")
+    if isinstance(given, Tensor):
+        dense = given.detach().cpu().to_dense()
+        given = (dense.double() if dense.is_floating_point() else dense).numpy()
+    elif hasattr(given, "toarray"):
+        given = given.toarray()
+    require_unmasked(what, given)
+    array = np.asarray(given)
+    if array.dtype.kind not in "fiub":
+        raise TypeError(
+            f"{what} must be numbers, not an array of dtype {array.dtype}; encode text and "
+            "categories first"
+        )
+    found = np.array(array, dtype=np.float64, order="C")
+    if not np.isfinite(found).all():
+        raise ValueError(f"NaN or infinite values in {what}: fill them in by a fixed rule")
     return found
 
 
-def bounded_rows(
-    features: Any, bound: float, above: Above = "clip"
-) -> tuple[np.ndarray[Any, Any], int]:
+def bounded_rows(features: Any, bound: float, above: Above = "clip") -> tuple[Array, int]:
     """Scale every row longer than ``bound`` to it; return the rows and the number of scaled ones.
 
     Use it before prediction as well: a model expects rows in the form in which it was trained.
 
     Args:
-        features: shape (N, d).
-        bound: the largest norm of a row.
+        features: shape (N, d): an array, a tensor or a sparse matrix.
+        bound: the largest norm of a row, above 0.
         above: "clip" scales longer rows, "refuse" raises.
 
+    Returns:
+        A float64 copy of the rows, and a number.
+
     Raises:
-        ValueError: a row is longer and ``above`` is "refuse"; or as of :func:`matrix`.
-        TypeError: the features are not numbers.
+        ValueError: no matrix, masked or not finite in places; a row is longer and ``above`` is
+            "refuse"; or a bound that is not above 0.
+        TypeError: the features or the bound are not numbers.
     """
-    found = matrix(features)
-    clipped = _clip(found, bound, above)
-    return found.numpy(), clipped
-
-
-def _clip(rows: torch.Tensor, bound: float, above: Above) -> int:
+    rows, bound = _finite("features", features), real("bound", bound, above=0)
+    if rows.ndim != 2:
+        raise ValueError(f"features must be a matrix, a row a record, not {rows.shape}")
     one_of("above", above, get_args(Above))
-    norms = torch.linalg.vector_norm(rows, dim=1)
+    norms = torch.linalg.vector_norm(torch.from_numpy(rows), dim=1).numpy()
     # The tolerance covers rounding in the norm of a row whose norm is exactly the bound.
     longer = norms > bound * (1 + 1e-12)
-    if bool(longer.any()):
+    if longer.any():
         if above == "refuse":
             raise ValueError(
                 f"some rows are longer than feature_bound = {bound:g}: scale the features by "
                 'public constants, or clip them with above="clip"'
             )
         # Divide by the largest entry first, so that the norm cannot overflow.
-        few = rows[longer]
+        few = torch.from_numpy(rows[longer])
         few /= few.abs().amax(1, keepdim=True)
         rows[longer] = few * (bound / torch.linalg.vector_norm(few, dim=1, keepdim=True))
-    return int(longer.sum())
+    return rows, int(longer.sum())
 
 
 def bounded_records(
@@ -192,8 +188,8 @@ def bounded_records(
     Raises:
         TypeError, ValueError: the data do not fit the problem, or exceed a bound under "refuse".
     """
-    rows = matrix(features)
-    clipped = _clip(rows, problem.feature_bound, above)
+    held, clipped = bounded_rows(features, problem.feature_bound, above)
+    rows = torch.from_numpy(held)
     if problem.intercept:
         rows = torch.cat([rows, rows.new_full((len(rows), 1), problem.intercept)], 1)
     values, moved = _targets(problem, targets, above)
@@ -203,25 +199,19 @@ def bounded_records(
 
 
 def _targets(problem: problems.Problem, targets: Any, above: Above) -> tuple[torch.Tensor, int]:
-    require_unmasked("targets", targets)
-    array = np.asarray(targets.detach().cpu() if isinstance(targets, torch.Tensor) else targets)
-    if array.ndim == 2 and array.shape[1] == 1:
-        array = array[:, 0]
-    if array.ndim != 1 or array.dtype.kind not in "fiub":
-        raise TypeError(
-            f"targets must be one number a record, not shape {array.shape} of dtype {array.dtype}"
-        )
-    if array.dtype.kind == "f" and not np.isfinite(array).all():
-        raise ValueError("the targets hold NaN or infinite values")
+    values, bound = _finite("targets", targets), problem.target_bound
+    if values.ndim == 2 and values.shape[1] == 1:
+        values = values[:, 0]
+    if values.ndim != 1:
+        raise TypeError(f"targets must be one number a record, not shape {values.shape}")
     if problem.classes:
-        labels = array.astype(np.int64)
-        if (labels != array).any() or (labels < 0).any() or (labels >= problem.classes).any():
+        labels = values.astype(np.int64)
+        if (labels != values).any() or (labels < 0).any() or (labels >= problem.classes).any():
             raise ValueError(
                 f"some labels are not among the {problem.classes} declared classes: labels are "
                 f"whole numbers from 0 to {problem.classes - 1}, their places in the declared list"
             )
         return torch.from_numpy(labels), 0
-    values, bound = array.astype(np.float64), problem.target_bound
     held = np.clip(values, -bound, bound)
     moved = int((held != values).sum())
     if moved and above == "refuse":
@@ -320,7 +310,10 @@ class _Run:
         self.model = LinearModel(columns, problem.outputs, self.functions.slope)
         begun = beginning(start, self.model.weight)
         self.path = Path(begun, problem.l2, problem.radius, accelerated)
-        self.uses = uses_of_data(slope is not None)
+        #: The uses of the data that every descent's statement names, besides those of its plan.
+        self.uses = [Caveat("time-and-memory"), Caveat("clipped-counts")]
+        if slope is not None:
+            self.uses.append(Caveat("declared-slope"))
 
     def rounds(self, privacy: Privacy, secrets: Secrets) -> PrivateRounds:
         parameters = dict(self.model.named_parameters())
@@ -468,22 +461,13 @@ def beginning(start: Any | None, weight: Tensor) -> Tensor:
     if isinstance(start, int | float | np.number):
         scale = real("start", start, above=0)
         return torch.from_numpy(scale * np.random.default_rng(0).standard_normal(weight.shape))
-    array = np.asarray(start)
-    if array.dtype.kind not in "fiub":
-        raise TypeError(f"start must be a scale or numbers in the weight's shape, not {start!r}")
-    found = torch.as_tensor(array.astype(np.float64))
-    if found.numel() != weight.numel() or not bool(torch.isfinite(found).all()):
+    found = _finite("start", start)
+    if found.size != weight.numel():
         raise ValueError(
             f"start must hold {weight.numel()} finite numbers of shape {tuple(weight.shape)}, not "
-            f"shape {tuple(found.shape)}"
+            f"shape {found.shape}"
         )
-    return found.reshape(weight.shape)
-
-
-def uses_of_data(own_loss: bool) -> list[Caveat]:
-    """The uses of the data that every descent's statement names, besides those of its plan."""
-    caveats = [Caveat("time-and-memory"), Caveat("clipped-counts")]
-    return [*caveats, Caveat("declared-slope")] if own_loss else caveats
+    return torch.from_numpy(found).reshape(weight.shape)
 
 
 # Noise in proportion to the gradient's norm during the run.

@@ -367,6 +367,7 @@ def _prepared(
     """The preparation with its noise, and the μ² that it spends."""
     if asked is None:
         return None, 0.0
+    instance("preparation", asked, Preparation)
     mu, releases = gaussian_mu(budget.epsilon, budget.delta), asked.releases
     sigma = asked.noise_multiplier
     if sigma is None:

@@ -131,8 +131,8 @@ def horizon(
         before: μ² of earlier releases.
 
     Raises:
-        ValueError: some σ_t or η_t is not above 0, or the budget does not pay for one round; the
-            message names the ε that one round needs.
+        ValueError: the schedule gives no σ_t and η_t, or one that is not above 0, or the budget
+            does not pay for one round; the message names the ε that one round needs.
     """
     delta = real("sensitivity", sensitivity, above=0)
     limit = MOST_ROUNDS if most is None else whole("most", most, most=MOST_ROUNDS)
@@ -143,7 +143,13 @@ def horizon(
     spent = lost = 0.0
     while len(sigmas) < limit:
         t = len(sigmas) + 1
-        sigma, eta = schedule(t)
+        try:
+            sigma, eta = schedule(t)
+        except (TypeError, ArithmeticError) as error:
+            raise ValueError(
+                f"the schedule has no noise and step size for iteration {t}: end it with rounds=, "
+                f"or make it a function of t that returns both ({error})"
+            ) from error
         sigma = real(f"sigma of iteration {t}", sigma, above=0)
         cost = (delta / sigma) ** 2
         # Kahan summation: no rounding error accumulates over a million small costs.

@@ -166,8 +166,10 @@ def fitted_on_data(step: Any) -> Iterator[str]:
         # The parts as the user gave them: pairs, or triples with the columns.
         given = step.get_params(deep=False)
         parts = given.get("steps") or given.get("transformer_list") or given.get("transformers")
-        for _, part, *_ in parts or ():
+        for _, part, *columns in parts or ():
             yield from fitted_on_data(part)
+            if any(map(callable, columns)):  # which columns it takes is read from the data
+                yield type(step).__name__
         yield from fitted_on_data(given.get("remainder"))
     elif _READS.get(type(step), _by_tags)(step):
         yield type(step).__name__
@@ -208,6 +210,9 @@ _REFUSED: dict[type, str] = {
     multiclass.OneVsOneClassifier: "gives a record to the fits of its own label, and so tells how "
     "many records each label has",
 }
+# Those that fit each part on the records as they come. Any other estimator around a fit counts as a
+# step, since it may change the records first: IterativeImputer fills their gaps with means.
+_AS_THEY_COME = MetaEstimatorMixin | FeatureUnion | ColumnTransformer
 # Function → the local variable that holds whose fit it is; the last one runs in workers.
 _OWNERS = {
     **dict.fromkeys(("fit", "fit_transform", "fit_predict"), "self"),
@@ -262,8 +267,10 @@ def _callers() -> _Callers:
             search = search or kind.__name__
         if isinstance(owner, Pipeline):
             steps += [step for _, step in owner.steps[:-1]]
-        if isinstance(owner, TransformedTargetRegressor):
+        elif isinstance(owner, TransformedTargetRegressor):
             steps.append(owner.transformer or FunctionTransformer(owner.func))
+        elif isinstance(owner, BaseEstimator):
+            steps += [owner] * (not isinstance(owner, _AS_THEY_COME | PrivateEstimator))
         frame = frame.f_back
     names = dict.fromkeys(name for step in steps for name in fitted_on_data(step))
     return _Callers(search, tuple(names), unseen, labels)
@@ -370,7 +377,7 @@ def classes(declared: Any, y: NDArray[Any]) -> tuple[NDArray[Any], tuple[Caveat,
     if isinstance(declared, str) and declared == FROM_DATA:
         found = np.unique(y)
         if len(found) < 2:
-            raise ValueError(f"there is only one class in the data, {found[0]!r}: give two or more")
+            raise ValueError(f"there is only one class in the data, {found[0]}: give two or more")
         return found, (Caveat("classes-from-data", ", ".join(map(str, found))),)
     if isinstance(declared, str) or not isinstance(declared, Iterable):
         raise TypeError(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Self
@@ -16,8 +15,8 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from forethought.estimators import estimator
 from forethought.estimators.estimator import PrivateEstimator
-from forethought.gradients.boundary import turns
 from forethought.training.metrics import evaluating
+from forethought.utility.perturbing import initial
 from forethought.values.caveats import Caveat
 
 Network = torch.nn.Module | Callable[[int, int], torch.nn.Module]
@@ -59,23 +58,8 @@ class _PrivateNetwork(PrivateEstimator):
         Raises:
             TypeError: ``module`` is neither a module nor a function that makes one.
         """
-        if isinstance(self.module, torch.nn.Module):
-            return copy.deepcopy(self.module)
-        if not callable(self.module):
-            raise TypeError(
-                "module must be a torch module, or a function of the numbers of features and of "
-                f"outputs that makes one, not {type(self.module).__name__}"
-            )
         outputs = 1 if isinstance(self, RegressorMixin) else len(self.classes_)
-        if seed is None:
-            made = self.module(self.n_features_in_, outputs)
-        else:
-            with turns, torch.random.fork_rng(devices=()):
-                torch.manual_seed(seed)
-                made = self.module(self.n_features_in_, outputs)
-        if not isinstance(made, torch.nn.Module):
-            raise TypeError(f"module made {type(made).__name__}, not a torch module")
-        return made
+        return initial(self.module, seed, self.n_features_in_, outputs)
 
     def _train(self, X: NDArray[Any], targets: NDArray[Any], found: tuple[Caveat, ...]) -> None:
         seeds, weights = estimator.seeds(self.random_state)

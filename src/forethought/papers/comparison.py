@@ -156,6 +156,7 @@ class AttainedBound(NamedTuple):
     runs: float
 
 
+@np.errstate(over="ignore", invalid="ignore")
 def utility_bounds(
     plan: Plan, parameters: int, smoothness: float, gap: float, convexity: float | None = None
 ) -> list[AttainedBound]:
@@ -189,7 +190,7 @@ def utility_bounds(
     start = math.sqrt(2 * real("gap", gap, above=0) / M)
     squares = _squared_distances(start, M, step, plan.optimizer.momentum, sigmas, d)
     told: dict[str, Any] = {"gap": gap, "convexity": convexity}
-    attained = M**2 * squares[:-1].mean() if convexity is None else M / 2 * squares[-1]
+    attained = M * (M * squares[:-1].mean()) if convexity is None else M / 2 * squares[-1]
     rates = [proposition_3(plan.rounds, M, **told)]
     if math.isfinite(rho := zcdp(plan.privacy.accounted)):
         rates.append(proposition_4(rho, M, plan.clip.norm, plan.examples, d, **told))
@@ -221,4 +222,5 @@ def _squared_distances(
     for sigma in sigmas:
         second = turn @ second @ turn.T + d * sigma**2 * noise
         found.append(second[0, 0])
-    return np.array(found)
+    # A path that leaves the doubles is infinite from there on, where products with 0 give NaN.
+    return np.asarray(np.nan_to_num(found, nan=math.inf, posinf=math.inf))

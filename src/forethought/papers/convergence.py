@@ -59,6 +59,11 @@ _GRADIENT = "(1/T) Σ E‖∇F(θ_t)‖²"
 _EXCESS = "E F(θ_T) − F*"
 
 
+def _square(number: float) -> float:
+    """The square, infinite where it is too large for a double: a power would be an error."""
+    return number * number
+
+
 # Adaptive noise: one noisy step, and the schedules that follow from it.
 
 
@@ -70,15 +75,15 @@ def improvement(
     It is exact if every curvature of F is M. If it is negative, the step may increase F.
     """
     eta, M = real("step", step, least=0), real("smoothness", smoothness, above=0)
-    squared = real("gradient_norm", gradient_norm, least=0) ** 2
-    noise = whole("dimension", dimension) * real("sigma", sigma, least=0) ** 2
-    return (eta - M * eta**2 / 2) * squared - M * eta**2 * noise / 2
+    squared = _square(real("gradient_norm", gradient_norm, least=0))
+    noise = whole("dimension", dimension) * _square(real("sigma", sigma, least=0))
+    return (eta - M * _square(eta) / 2) * squared - M * _square(eta) * noise / 2
 
 
 def best_step(sigma: float, gradient_norm: float, smoothness: float, dimension: int) -> float:
     """η = 1/(M(1 + dσ²/‖∇F‖²)), equation (12): the step of the largest :func:`improvement`."""
     M, norm = real("smoothness", smoothness, above=0), real("gradient_norm", gradient_norm, above=0)
-    ratio = whole("dimension", dimension) * (real("sigma", sigma, least=0) / norm) ** 2
+    ratio = whole("dimension", dimension) * _square(real("sigma", sigma, least=0) / norm)
     return 1 / (M * (1 + ratio))
 
 
@@ -150,7 +155,7 @@ def proposition_2(
     goal = _goal(M, gap, radius, convexity)
     printed = (1 - goal.share) ** T * goal.size
     if goal.case != "c":
-        printed = 4 * M * (goal.size if goal.case == "a" else goal.size**2) / T
+        printed = 4 * M * (goal.size if goal.case == "a" else _square(goal.size)) / T
     return goal.bound("Proposition 2", printed, printed, "reads the gradient")
 
 
@@ -174,7 +179,7 @@ def proposition_3(
         return goal.bound("Proposition 3", printed, M * printed, "a factor M")
     printed = (1 - goal.share) ** T * goal.size
     if goal.case == "b":
-        printed = 16 * M * goal.size**2 / (3 * T)
+        printed = 16 * M * _square(goal.size) / (3 * T)
     return goal.bound("Proposition 3", printed, printed)
 
 
@@ -199,12 +204,13 @@ def proposition_4(
     M, L = real("smoothness", smoothness, above=0), real("lipschitz", lipschitz, above=0)
     goal = _goal(M, gap, radius, convexity)
     N, d = whole("examples", examples), whole("dimension", dimension)
-    cost = L**2 * d / (real("rho", rho, above=0) * N**2)
+    cost = _square(L) * d / (real("rho", rho, above=0) * N**2)
     if goal.case == "a":
-        printed = 8 / 3 * (math.pi**2 * M / 3 + 1) * (goal.size**2 * cost / (8 * M**2)) ** (1 / 3)
+        printed = 8 / 3 * (math.pi**2 * M / 3 + 1) * (_square(goal.size / M) * cost / 8) ** (1 / 3)
         proven, note = M * printed, "a factor M"
     elif goal.case == "b":
-        printed, proven = (8 / 3 * (cost * M * R) ** (1 / 3) for R in (goal.size, goal.size**4))
+        fourth = _square(_square(goal.size))
+        printed, proven = (8 / 3 * (cost * M * R) ** (1 / 3) for R in (goal.size, fourth))
         note = "R printed for R⁴"
     else:
         kappa = 1 / (2 * goal.share)

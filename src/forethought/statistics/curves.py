@@ -43,9 +43,8 @@ class _OfSums(kinds.Statistic):
 
     def reach(self, adjacency: Adjacency) -> float:
         # Columns of C are nonnegative, so two of them are at most √2 norms apart.
-        return cumulative.norm(max(self.axes)) * (
-            math.sqrt(2) if adjacency == "replace-one" else 1.0
-        )
+        own = cumulative.norm(max(self.axes))
+        return own * (math.sqrt(2) if adjacency == "replace-one" else 1.0)
 
     def counts(self, noised: Array, examples: int) -> Array:
         """Estimated counts along all axes, from a tally with noise; shape (size,)."""
@@ -162,7 +161,7 @@ class Survival(_OfSums):
     Events and censored records are counted in equal steps of time, each record in one count, and
     released as running sums. A step's hazard is its number of events over the number at risk at its
     beginning, less half of the number censored in it. If the number at risk is below 8 times its
-    noise, the curve is not stated and keeps its last value.
+    noise, the curve is not stated: it keeps its last value, with intervals from 0 to 1.
 
     Its expected error is that of synthetic records with exponential times, of which 40 % have an
     event, up to the time when a tenth is at risk.
@@ -202,7 +201,8 @@ class Survival(_OfSums):
         kept &= ~np.isnan(times) & (words != "")
         times, happened = times[kept], (words == spelled(self.happened))[kept]
         width = self.until / self.steps
-        place = np.ceil(np.clip(times, 0, self.until) / width).astype(np.int64) - 1
+        at = np.clip(times, 0, self.until) / width
+        place = np.ceil(at - kinds.ON_EDGE).astype(np.int64) - 1
         place = place.clip(0, self.steps - 1)
         beyond = times > self.until
         place[beyond] = self.steps
@@ -215,6 +215,8 @@ class Survival(_OfSums):
         curve, last = self._curve(counts, self.at_risk(std))
         smooth = self.rising(counts)
         spreads = _spreads(*self.strayed(lambda found: self._curve(found)[0], smooth, std))
+        for spread in spreads:
+            spread[last + 1 :] = 1.0  # nothing is known of what is not stated
         width = self.until / self.steps
         names = [
             f"{width * (step + 1):.6g}" + ("" if step <= last else " (not stated)")

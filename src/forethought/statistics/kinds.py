@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import astuple, dataclass, fields
 from itertools import pairwise
 from typing import Any, ClassVar, Literal
 
@@ -28,6 +28,9 @@ Array = NDArray[np.float64]
 # A number in [−1, 1] is rounded to a multiple of 1/STEPS, each record by itself.
 STEPS = 1 << 20
 MOST_CATEGORIES = 10_000
+# A number this near to an edge, in widths of a bin, is on it: 29 / 100 · 100 is below 29 in
+# doubles.
+ON_EDGE = 1e-9
 # The two-sided 95 % quantile of the standard normal distribution.
 NORMAL = 1.959963984540054
 
@@ -262,19 +265,21 @@ def means(share: float, noise: float, count: float = math.inf, of_count: float =
     return np.clip([(share - reach) / scale, (share + reach) / scale], -1, 1)
 
 
-def _estimate(
-    name: str, value: float, std: float, limits: tuple[float, float], far: Array
+def _middle(low: float, high: float) -> tuple[float, float]:
+    """Middle and half width of a range."""
+    return low / 2 + high / 2, high / 2 - low / 2
+
+
+def _summed(
+    name: str, value: float, std: float, examples: int, low: float = 0.0, high: float = 1.0
 ) -> Estimate:
-    """A number with normal noise; ``far`` are the ends of its interval for the population."""
-    low, high = np.array([value - NORMAL * std, value + NORMAL * std]).clip(*limits)
-    ends = low, high, min(low, far[0]), max(high, far[1])
-    return Estimate(name, value, *map(float, ends))
-
-
-def _counted(name: str, value: float, std: float, examples: int) -> Estimate:
-    """A number of records, of all ``examples``."""
-    far = means(2 * value / examples - 1, 2 * std / examples, examples)
-    return _estimate(name, value, std, (0, examples), examples * (1 + far) / 2)
+    """A sum, with normal noise, over all ``examples`` of numbers from ``low`` to ``high``."""
+    middle, half = _middle(low, high)
+    far = means((value / examples - middle) / half, std / half / examples, examples)
+    far = examples * (middle + half * far)
+    ends = np.clip([value - NORMAL * std, value + NORMAL * std], examples * low, examples * high)
+    least, most = min(ends[0], far[0]), max(ends[1], far[1])
+    return Estimate(name, value, *map(float, (*ends, least, most)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -292,7 +297,7 @@ class Count(Statistic):
         return np.array([float(self.kept(rows).sum())])
 
     def estimates(self, noised: Array, std: float, examples: int) -> tuple[Estimate, ...]:
-        return (_counted(self.name, float(noised[0]), std, examples),)
+        return (_summed(self.name, float(noised[0]), std, examples),)
 
     def expected(self, std: float, examples: int) -> float:
         return NORMAL * std
@@ -326,9 +331,8 @@ class Accuracy(Statistic):
         return np.array([float((found[0] == found[1]).sum())])
 
     def estimates(self, noised: Array, std: float, examples: int) -> tuple[Estimate, ...]:
-        share = float(noised[0]) / examples
-        far = means(2 * share - 1, 2 * std / examples, examples)
-        return (_estimate(self.name, share, std / examples, (0, 1), (1 + far) / 2),)
+        name, *hits = astuple(_summed(self.name, float(noised[0]), std, examples))
+        return (Estimate(name, *(one / examples for one in hits)),)
 
     def expected(self, std: float, examples: int) -> float:
         return NORMAL * std / examples
@@ -350,13 +354,8 @@ class Sum(OfRange):
     def _step(self) -> float:
         return float(max(map(abs, self.range))) / STEPS
 
-    @property
-    def _ends(self) -> tuple[float, float]:
-        low, high = self.range
-        return float(np.rint(low / self._step)), float(np.rint(high / self._step))
-
     def reach(self, adjacency: Adjacency) -> float:
-        low, high = self._ends
+        low, high = (float(np.rint(end / self._step)) for end in self.range)
         if adjacency == "replace-one":
             return max(high, 0.0) - min(low, 0.0)
         return max(abs(low), abs(high))
@@ -367,12 +366,10 @@ class Sum(OfRange):
         return np.array([steps[~np.isnan(steps)].sum()])
 
     def estimates(self, noised: Array, std: float, examples: int) -> tuple[Estimate, ...]:
-        value, (low, high) = float(noised[0]) * self._step, self.range
-        low, high = min(low, 0.0), max(high, 0.0)
-        middle, half, std = low / 2 + high / 2, high / 2 - low / 2, std * self._step
-        far = means((value / examples - middle) / half, std / half / examples, examples)
-        ends = (-math.inf, math.inf)
-        return (_estimate(self.name, value, std, ends, examples * (middle + half * far)),)
+        # A record that a filter leaves out adds 0.
+        low, high = min(self.range[0], 0.0), max(self.range[1], 0.0)
+        value, std = float(noised[0]) * self._step, std * self._step
+        return (_summed(self.name, value, std, examples, low, high),)
 
     def expected(self, std: float, examples: int) -> float:
         return NORMAL * std * self._step
@@ -397,11 +394,6 @@ class Mean(OfRange):
     def size(self) -> int:
         return 1 if self.all_count else 2
 
-    @property
-    def _scale(self) -> tuple[float, float]:
-        low, high = self.range
-        return low / 2 + high / 2, high / 2 - low / 2
-
     def reach(self, adjacency: Adjacency) -> float:
         own = float(STEPS) if self.all_count else math.hypot(STEPS, STEPS // 2)
         # Two records differ only in the first number, by at most 2·STEPS; a record and the zero
@@ -409,7 +401,7 @@ class Mean(OfRange):
         return max(own, 2.0 * STEPS) if adjacency == "replace-one" else own
 
     def tally(self, rows: TableRows) -> Array:
-        middle, half = self._scale
+        middle, half = _middle(*self.range)
         numbers = rows.numbers(self.column, self.missing)[self.kept(rows)]
         numbers = numbers[~np.isnan(numbers)]
         steps = np.rint((np.clip(numbers, *self.range) - middle) / half * STEPS)
@@ -417,7 +409,7 @@ class Mean(OfRange):
         return np.array([total, len(numbers) * (STEPS // 2)])[: self.size]
 
     def estimates(self, noised: Array, std: float, examples: int) -> tuple[Estimate, ...]:
-        middle, half = self._scale
+        middle, half = _middle(*self.range)
         count, off = float(examples), 0.0
         if not self.all_count:
             count = max(1.0, 2 * float(noised[1]) / STEPS)
@@ -429,7 +421,7 @@ class Mean(OfRange):
 
     def expected(self, std: float, examples: int) -> float:
         # With a filter, this is the error of a mean at the middle of the range over all records.
-        return NORMAL * self._scale[1] * std / STEPS / examples
+        return NORMAL * _middle(*self.range)[1] * std / STEPS / examples
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -457,6 +449,8 @@ class Histogram(OfColumn):
             raise ValueError(f"categories = {self.categories!r}: declare them as a list of words")
         words = tuple(map(word, self.categories))
         settle(self, categories=words)
+        if not isinstance(self.other, bool):
+            raise TypeError(f"other must be true or false, not {self.other!r}")
         if bool(words) == (self.range is not None):
             raise ValueError("a histogram has either categories or a range with bins")
         if self.bins != Histogram.bins if words else self.other:
@@ -485,8 +479,10 @@ class Histogram(OfColumn):
         if self.categories:
             return (*self.categories, *(["other"] if self.other else []))
         low, high = self.range
-        edges = np.linspace(low, high, self.bins + 1)
-        return tuple(f"[{a:.6g}, {b:.6g})" for a, b in pairwise(edges))
+        edges, digits = np.linspace(low, high, self.bins + 1), 6
+        while digits < 17 and len({f"{edge:.{digits}g}" for edge in edges}) < len(edges):
+            digits += 1  # until each bin has a name of its own
+        return tuple(f"[{a:.{digits}g}, {b:.{digits}g})" for a, b in pairwise(edges))
 
     def tally(self, rows: TableRows) -> Array:
         kept = self.kept(rows)
@@ -501,7 +497,7 @@ class Histogram(OfColumn):
 
     def estimates(self, noised: Array, std: float, examples: int) -> tuple[Estimate, ...]:
         return tuple(
-            _counted(name, float(value), std, examples)
+            _summed(name, float(value), std, examples)
             for name, value in zip(self._names, noised, strict=True)
         )
 
@@ -518,5 +514,6 @@ def binned(numbers: Array, ends: tuple[float, float], bins: int) -> Array:
     """Numbers of records in bins of equal width, shape (bins,); NaN is not counted."""
     low, high = ends
     inside = np.clip(numbers[~np.isnan(numbers)], low, high)
-    place = np.floor((inside - low) / (high - low) * bins).astype(np.int64).clip(0, bins - 1)
+    place = np.floor((inside - low) / (high - low) * bins + ON_EDGE).astype(np.int64)
+    place = place.clip(0, bins - 1)
     return np.bincount(place, minlength=bins).astype(np.float64)

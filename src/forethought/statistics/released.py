@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, get_args
@@ -26,6 +27,7 @@ from forethought.accounting.exact import epsilon, noise_multiplier
 from forethought.accounting.statement import Statement, account
 from forethought.data.columns import TableSchema
 from forethought.data.tables import MEASURED
+from forethought.rounds import randomness
 from forethought.rounds.randomness import BoundNoise, Secrets, Seeds, add_grid_noise, encoded
 from forethought.statistics.kinds import Count, Estimate, Statistic
 from forethought.statistics.sections import statistic
@@ -33,7 +35,7 @@ from forethought.statistics.table import TableRows, rows
 from forethought.values.caveats import Caveat
 from forethought.values.checks import one_of, real, require_only, settle, whole
 from forethought.values.mechanism import Adjacency, Budget, FullBatch, Mechanism, Rounds
-from forethought.values.plan import TRANSCRIPT, Transcript
+from forethought.values.plan import TRANSCRIPT, Transcript, grid
 from forethought.values.serialisation import Stored, canonical, plain
 
 # The purpose of the random numbers, and the name of the result's file.
@@ -57,7 +59,7 @@ class Request(Stored):
 
     Raises:
         ValueError, TypeError: no statistics, two of the same name, one without a noise multiplier,
-            or a number outside its range.
+            noise that is too large or too small to be exact, or a number outside its range.
     """
 
     SCHEMA: ClassVar[str] = "forethought/statistics/1"
@@ -87,6 +89,17 @@ class Request(Stored):
         settle(self, examples=whole("examples", self.examples), group=whole("group", self.group))
         settle(self, delta=real("delta", self.delta, above=0, below=1))
         one_of("adjacency", self.adjacency, get_args(Adjacency))
+        for one in self.statistics:
+            step = 0.0
+            with suppress(ValueError):  # noise in which the rounding of the sum would show
+                step, _ = grid(self.noise_std(one), _unit(one, self.adjacency), one.size)
+            # Beyond the limit a tally would be released as the limit itself.
+            if self.examples * one.reach("zero-out") > randomness.LIMIT * step:
+                raise ValueError(
+                    f"{one.name!r} of {self.examples:,} records cannot be released exactly with a "
+                    f"noise multiplier of {one.noise_multiplier:.3g}, which is too "
+                    f"{'small' if step else 'large'}: change ε, or its weight or noise_multiplier"
+                )
 
     @property
     def records_per_person(self) -> int:
@@ -342,14 +355,16 @@ def request(
 
     Raises:
         ValueError, TypeError: a statistic is declared wrongly, or both a budget and noise
-            multipliers are given, or neither; weights, and no budget to share; another group than
-            the schema's; or a schema that drops records without a label.
+            multipliers are given, or neither; another δ than the budget's; weights, and no budget
+            to share; another group than the schema's; or a schema that drops records without a
+            label.
     """
     group = _of_one_person(schema, group)
     asked = _made(statistics, schema)
     if isinstance(budget, Budget):
-        delta = budget.delta if delta is None else delta
-        budget = budget.epsilon
+        if delta not in (None, budget.delta):
+            raise ValueError("delta stands in the Budget already: drop delta=, or give ε alone")
+        delta, budget = budget.delta, budget.epsilon
     if delta is None:
         raise ValueError("delta must be given beside ε: choose one far below 1 / examples")
     delta = real("delta", delta, above=0, below=1)
@@ -401,6 +416,5 @@ def release(
         delta=delta,
         adjacency=adjacency,
         group=group,
-        schema=schema,
     )
     return planned.release(found, schema=schema, seed=seed, out=out)

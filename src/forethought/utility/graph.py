@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forethought.values.caveats import Caveat
-from forethought.values.checks import one_of, real, whole
+from forethought.values.checks import one_of, real, reals, whole
 from forethought.values.plan import Plan
 from forethought.values.serialisation import Stored
 
@@ -251,11 +251,9 @@ class UtilityGraph(Stored):
         choice = self.choose(tolerance, margin)
         training = self.training
         whose = {
-            "public": "on public data",
-            "synthetic": "on synthetic data",
             "released": "on data released for it",
             "private": "on the private data, without accounting for it",
-        }[self.source]
+        }.get(self.source, f"on {self.source} data")
         return {
             "clip_norm": choice.clip_norm,
             "clip_rule": training.clip.rule,
@@ -280,9 +278,9 @@ def increasing(name: str, values: Sequence[float]) -> tuple[float, ...]:
 
     Raises:
         ValueError: no numbers, a number that is not positive, or one given twice.
-        TypeError: a value is no number.
+        TypeError: a value is no number, or there is one number in place of several.
     """
-    numbers = tuple(sorted(real(f"each of {name}", value, above=0) for value in values))
+    numbers = tuple(sorted(reals(name, values, above=0)))
     if not numbers or len(set(numbers)) < len(numbers):
         raise ValueError(f"{name} must be one or more different positive numbers, not {values!r}")
     return numbers

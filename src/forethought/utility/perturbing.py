@@ -28,7 +28,7 @@ from forethought.training.metrics import Event
 from forethought.training.records import opened
 from forethought.training.run import train
 from forethought.utility.graph import SOURCES, Source, UtilityGraph, increasing
-from forethought.values.checks import one_of, real, whole
+from forethought.values.checks import function, one_of, real, whole
 from forethought.values.mechanism import Mechanism, Poisson, Rounds
 from forethought.values.plan import Clip, ClipRule, Plan
 from forethought.values.use import Averaging, Optimizer, Schedule
@@ -379,9 +379,11 @@ def utility_graph(
     norms = increasing("clip_norms", clip_norms)
     sigmas = increasing("noise_multipliers", noise_multipliers)
     chosen = GraphSettings(**settings)
+    function("score", score)
+    function("progress", progress)
     draws, seed = chosen.draws, chosen.seed
-    initial = _initial(model, seed)
-    first = next((p for p in initial.parameters() if p.requires_grad), None)
+    begun = initial(model, seed)
+    first = next((p for p in begun.parameters() if p.requires_grad), None)
     if first is None:
         raise ValueError("the model has no parameter with requires_grad=True: nothing to train")
     data, test, _ = opened(data, test)
@@ -403,7 +405,7 @@ def utility_graph(
     accuracy = np.empty((len(norms), len(sigmas), draws))
     done, total = 0, len(norms) * (1 + draws)
     for row, norm in enumerate(norms):
-        trained = copy.deepcopy(initial)
+        trained = copy.deepcopy(begun)
         own = plan.with_(clip=replace(plan.clip, norm=norm))
         stopping = None
         if chosen.stop_at is not None:
@@ -411,7 +413,7 @@ def utility_graph(
         with suppress(_ReachedError):
             train(trained, data, own, loss=loss, seed=seed, diagnostics=False, progress=stopping)
         perturbed = Perturbed(trained, *tested.take(rows), measure)
-        noiseless[row] = perturbed.scores([0.0], 0, seed)[0]
+        noiseless[row] = real("score", perturbed.scores([0.0], 0, seed)[0], least=0, most=1)
         deviations = [scale * norm * sigma for sigma in sigmas]
         for draw in range(draws + 1):
             if draw:
@@ -518,16 +520,29 @@ def _generator(seed: int, purpose: Literal["holdout", "test", "draw"], index: in
     return np.random.default_rng([seed, purposes.index(purpose), index])
 
 
-def _initial(model: nn.Module | Callable[[], nn.Module], seed: int) -> nn.Module:
+def initial(model: object, seed: int | None, *sizes: int) -> nn.Module:
+    """A copy of a module, or the module that a function makes of the sizes.
+
+    Args:
+        model: a module, or a function of the sizes that makes one.
+        seed: of the weights that the function draws; None: they are drawn as torch stands.
+
+    Raises:
+        TypeError: neither a module nor a function that makes one.
+    """
     if isinstance(model, nn.Module):
         return copy.deepcopy(model)
     if not callable(model):
-        raise TypeError(f"model must be a torch module or a function, not {type(model).__name__}")
-    with turns, torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        made = model()
+        raise TypeError(
+            "the model must be a torch module or a function that makes one, not "
+            f"{type(model).__name__}"
+        )
+    with turns, torch.random.fork_rng(devices=[], enabled=seed is not None):
+        if seed is not None:
+            torch.manual_seed(seed)
+        made = model(*sizes)
     if not isinstance(made, nn.Module):
-        raise TypeError(f"model() must return a torch module, not {type(made).__name__}")
+        raise TypeError(f"the function made {type(made).__name__}, not a torch module")
     return made
 
 

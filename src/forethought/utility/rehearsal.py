@@ -19,11 +19,11 @@ from torch import nn
 from forethought.data import Dataset
 from forethought.data.dataset import Split
 from forethought.data.synthetic import like
-from forethought.gradients.boundary import turns
 from forethought.rounds.contributions import Loss
 from forethought.training.metrics import outputs_of
 from forethought.training.run import train
-from forethought.values.checks import instance, one_of, real, whole
+from forethought.utility.perturbing import initial
+from forethought.values.checks import function, instance, one_of, real, whole
 from forethought.values.plan import Plan
 from forethought.values.serialisation import Stored, plain
 from forethought.values.use import is_linear
@@ -188,12 +188,12 @@ def draws(data: PublicProxy, examples: int, test_examples: int | None, seed: int
         ValueError: the pool is too small, or generated data come with ``test_examples``. The
             returned function raises it if generated data have another size or no test part.
     """
-    if not isinstance(data, Dataset):
+    if callable(data):
         if test_examples is not None:
             raise ValueError("generated data has its own test part: leave test_examples out")
 
         def generate(repeat: int) -> tuple[Split, Split, float, str]:
-            made = data(mixed(seed, repeat))
+            made = _data_set(data(mixed(seed, repeat)))
             if len(made.train) != examples or made.test is None or not len(made.test):
                 tested = 0 if made.test is None else len(made.test)
                 raise ValueError(
@@ -203,15 +203,16 @@ def draws(data: PublicProxy, examples: int, test_examples: int | None, seed: int
             return made.train, made.test, 1.0, made.name
 
         return generate
-    parts = [data.train] if data.test is None else [data.train, data.test]
+    pool = _data_set(data)
+    parts = [pool.train] if pool.test is None else [pool.train, pool.test]
     inputs = np.concatenate([part.inputs for part in parts])
-    targets = np.concatenate([part.targets for part in parts])
-    size = len(targets)
-    default = max(1, size // 5) if data.test is None else len(data.test)
+    whole_pool = Split(inputs, np.concatenate([part.targets for part in parts]))
+    size = len(whole_pool)
+    default = max(1, size // 5) if pool.test is None else len(pool.test)
     tested = whole("test_examples", default if test_examples is None else test_examples)
     if tested >= size:
         raise ValueError(
-            f"{data.name} has {size} records: {tested} to test on leave none to train on. Choose "
+            f"{pool.name} has {size} records: {tested} to test on leave none to train on. Choose "
             "a smaller test_examples, or a larger source"
         )
 
@@ -229,14 +230,18 @@ def draws(data: PublicProxy, examples: int, test_examples: int | None, seed: int
             rest = random.permutation(rest)
         chosen = rest[:examples] if examples <= len(rest) else random.choice(rest, examples)
         distinct = len(np.unique(chosen)) / examples
-        return (
-            Split(inputs[chosen], targets[chosen]),
-            Split(inputs[held], targets[held]),
-            distinct,
-            data.name,
-        )
+        return whole_pool.at(chosen), whole_pool.at(held), distinct, pool.name
 
     return draw
+
+
+def _data_set(made: object) -> Dataset:
+    if not isinstance(made, Dataset):
+        raise TypeError(
+            "data must be a forethought.data.Dataset or a function from a seed to one, not "
+            f"{type(made).__name__}"
+        )
+    return made
 
 
 def mixed(seed: int, repeat: int) -> int:
@@ -470,7 +475,7 @@ class Rehearsal(Stored):
 
 def rehearse(
     plan: Plan,
-    model_builder: Callable[[], nn.Module],
+    model_builder: nn.Module | Callable[[], nn.Module],
     data: PublicProxy,
     *,
     repeats: int = 10,
@@ -489,6 +494,7 @@ def rehearse(
         plan: the plan for the private data.
         model_builder: a function that returns a freshly initialised model of the private task. It
             draws from torch's global generator, which is seeded for each repeat and then restored.
+            A module is copied, and every repeat begins with its weights.
         data: a public proxy of the private data's shape: a pool of records, train and test part
             together, from which every repeat draws ``plan.examples`` training records and disjoint
             test records; or a function from a seed to a data set with exactly ``plan.examples``
@@ -506,17 +512,14 @@ def rehearse(
         progress: called as progress(repeats done, repeats).
 
     Raises:
-        ValueError: the pool is too small, a generated set has another size, the model does not fit
-            the data, or its run measures no accuracy.
+        ValueError: the pool is too small, a generated set has another size, records have several
+            labels, test targets do not vary, the model does not fit the data, or its run measures
+            no accuracy.
         TypeError: an argument is of the wrong kind.
     """
     plan = instance("plan", plan, Plan)
-    if not isinstance(data, Dataset) and not callable(data):
-        raise TypeError(
-            f"data must be a forethought.data.Dataset or a function from a seed to one, not "
-            f"{type(data).__name__}"
-        )
-    repeats = whole("repeats", repeats, least=2)
+    function("progress", progress)
+    repeats, seed = whole("repeats", repeats, least=2), whole("seed", seed, least=0)
     relation = getattr(data, "relation", None) if relation is None else relation
     if relation is not None:
         one_of("relation", relation, RELATIONS)
@@ -526,9 +529,7 @@ def rehearse(
     measure: Measure = "accuracy"
     for repeat in range(repeats):
         train_part, test_part, distinct, name = drawn(repeat)
-        with turns, torch.random.fork_rng(devices=[]):
-            torch.manual_seed(mixed(seed, repeat))
-            model = model_builder()
+        model = initial(model_builder, mixed(seed, repeat))
         _check_fit(model, train_part, test_part)
         run = train(
             model,
@@ -579,8 +580,7 @@ def _r_squared(model: nn.Module, test: Split) -> float:
 
 
 def _check_fit(model: nn.Module, train_part: Split, test_part: Split) -> None:
-    targets = np.concatenate([train_part.targets, test_part.targets])
-    first = next(model.parameters())
+    first = next(model.parameters(), torch.zeros(()))
     example = torch.from_numpy(train_part.inputs[:1]).to(first.device, first.dtype)
     try:
         with torch.no_grad():
@@ -590,15 +590,20 @@ def _check_fit(model: nn.Module, train_part: Split, test_part: Split) -> None:
             f"the model does not take the rehearsal's inputs of shape "
             f"{train_part.inputs.shape[1:]}: rehearse on data of the private data's shape ({error})"
         ) from error
-    width = outputs.shape[-1] if outputs.ndim > 1 else 1
-    values = not np.issubdtype(targets.dtype, np.integer)
-    if values and outputs.numel() != train_part.targets[:1].size:
+    if np.issubdtype(test_part.targets.dtype, np.integer):
+        return
+    if train_part.targets[:1].size > 1:
+        raise ValueError(
+            "a rehearsal goes by accuracy or R², which need one label a record: rehearse each "
+            "label as a data set of its own"
+        )
+    if outputs.numel() != 1:
         raise ValueError(
             "the rehearsal's targets are values to regress on, and the model has "
-            f"{width} outputs: rehearse on data of the private data's kind"
+            f"{outputs.numel()} outputs: rehearse on data of the private data's kind"
         )
-    if width > 1 and not values and int(targets.max()) >= width:
+    if np.ptp(test_part.targets) == 0:
         raise ValueError(
-            f"the rehearsal's data has a class {int(targets.max())}, the model only {width} "
-            "outputs: rehearse on data with the private data's classes"
+            "the rehearsal's test targets are all one number, of which there is no R²: test on "
+            "more records, or rehearse on data that vary"
         )
