@@ -257,7 +257,8 @@ def table(row: str, batch: int, results: dict[str, dict[str, Any]]) -> str:
 
 def beside(everything: dict[str, dict[str, dict[str, Any]]]) -> Iterator[str]:
     """The tables of docs/gradients.md: ratios to the ordinary step, of time and of memory."""
-    others = [mode for mode in MODES if mode not in ("ordinary", OURS)]
+    measured = {mode for results in everything.values() for mode in results}
+    others = [mode for mode in MODES if mode in measured - {"ordinary", OURS}]
     short = [mode.removeprefix("opacus ") for mode in others]
     for what, key, unit, scale in (("time", "seconds", "ms", 1e3), ("memory", "peak", "MB", 1e-6)):
         yield f"| {what} | ordinary {unit} | forethought | goal | {' | '.join(short)} |"

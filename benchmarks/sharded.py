@@ -1,7 +1,7 @@
 """Memory and time of private training on shards: two gloo processes fine-tune a GPT-2.
 
     python benchmarks/sharded.py [--smoke]
-    python benchmarks/sharded.py --width 768 --layers 12 --steps 4 [--length 128]
+    python benchmarks/sharded.py --width 768 --layers 12 --steps 4 [--length 128] [--parts 4]
 
 Three ways, two processes each: with and without privacy on shards (``fully_shard``), and with
 privacy and a whole copy each. Time is processor time of both processes a step, median; memory is a
@@ -38,7 +38,7 @@ from forethought.values.use import Optimizer
 
 WAYS = ("sharded, private", "sharded, ordinary", "whole, private")
 VOCABULARY = 4096
-EACH = 16  # records a process has in a step
+EACH = 16  # records of a micro-batch in each process
 
 
 def resident(what: str) -> int:
@@ -104,8 +104,10 @@ class Watch:
 clipped.COMPARED.set(EACH)
 
 
-def private(model: nn.Module, tokens: Tensor, steps: int, watch: Callable[[], None]) -> None:
-    batch = EACH * distributed.get_world_size()
+def private(
+    model: nn.Module, tokens: Tensor, steps: int, parts: int, watch: Callable[[], None]
+) -> None:
+    batch = parts * EACH * distributed.get_world_size()
     rounds = Rounds(1.0, steps, WithoutReplacement(batch, len(tokens)))
     plan = Plan(
         Mechanism(rounds, adjacency="replace-one"),
@@ -122,37 +124,44 @@ def private(model: nn.Module, tokens: Tensor, steps: int, watch: Callable[[], No
 
     Descent.step = watched  # type: ignore[method-assign]  # progress= is the first process's
     try:
-        ft.train(model, data, plan, loss=loss, diagnostics=False, log_every=steps)
+        ft.train(
+            *(model, data, plan),
+            loss=loss,
+            micro_batch=EACH,
+            diagnostics=False,
+            log_every=steps,
+        )
     finally:
         Descent.step = step  # type: ignore[method-assign]
 
 
-def ordinary(model: nn.Module, tokens: Tensor, steps: int, watch: Watch) -> None:
+def ordinary(model: nn.Module, tokens: Tensor, steps: int, parts: int, watch: Watch) -> None:
     optimizer = torch.optim.Adam(model.parameters(), 1e-4)
     for at in range(steps):
-        mine = torch.arange(EACH) + at
         optimizer.zero_grad()
-        loss(model(input_ids=tokens[mine]), tokens[mine]).mean().backward()
+        for part in range(parts):
+            mine = torch.arange(EACH) + at + part
+            (loss(model(input_ids=tokens[mine]), tokens[mine]).mean() / parts).backward()
         optimizer.step()
         watch()
 
 
-def one(way: str, size: tuple[int, int, int], steps: int, out: Path) -> None:
+def one(way: str, size: tuple[int, int, int], steps: int, parts: int, out: Path) -> None:
     torch.set_num_threads(1)
     distributed.init_process_group("gloo")
     generator = torch.Generator().manual_seed(0)
     width, layers, length = size
-    tokens = torch.randint(VOCABULARY, (4 * EACH, length), generator=generator)
+    tokens = torch.randint(VOCABULARY, (4 * parts * EACH, length), generator=generator)
     torch.manual_seed(0)
     # Everything that any way loads is loaded by now.
-    private(made(24, 1, length, True), tokens, 2, lambda: None)
+    private(made(24, 1, length, True), tokens, 2, 1, lambda: None)
     before, watch, sharded = resident("VmRSS"), Watch(), way.startswith("sharded")
     model = made(width, layers, length, sharded)
     count = sum(p.numel() for p in model.parameters())
     if way.endswith("private"):
-        private(model, tokens, steps, watch)
+        private(model, tokens, steps, parts, watch)
     else:
-        ordinary(model, tokens, steps, watch)
+        ordinary(model, tokens, steps, parts, watch)
     own = statistics.median(watch.times), resident("VmHWM") - before
     every: list[Any] = [None] * distributed.get_world_size()
     distributed.all_gather_object(every, own)
@@ -182,12 +191,13 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--length", type=int, default=32, help="tokens of a record")
+    parser.add_argument("--parts", type=int, default=1, help="micro-batches of a step")
     options = parser.parse_args()
     size, steps = (options.width, options.layers, options.length), options.steps
     if options.smoke:
         size, steps = (48, 2, 8), 4
     if options.way:
-        one(options.way, size, steps, options.out)
+        one(options.way, size, steps, options.parts, options.out)
         # Torch's caches of shards hold the group beyond its end: gloo's threads, still there while
         # the interpreter shuts down, now and then abort a process that has done its work.
         sys.stderr.flush()
@@ -198,7 +208,7 @@ def main() -> None:
         spent, memory, count = measured(way, sys.argv[1:])
         print(f"{way} | {spent:.2f} | {memory / 1e6:.0f}", flush=True)
         rows.append((spent, memory))
-    print(f"GPT-2 of {count / 1e6:.1f} million parameters, {2 * EACH} × {size[2]} tokens a step")
+    print(f"GPT-2 of {count / 1e6:.1f} million parameters, {2 * options.parts * EACH} × {size[2]} tokens a step")
     (time_private, small), (time_ordinary, least), (_, large) = rows
     print(f"time: {time_private / time_ordinary:.2f} of sharded without privacy (goal 1.30)")
     print(f"memory: {small / large:.2f} of whole copies, private (goal 0.60)")

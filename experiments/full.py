@@ -127,7 +127,13 @@ COMMANDS = (
         for name in ("linear", "mlp", "cnn")
     ),
     untimed("estimators/run.py", "estimators/results.csv", "--full", minutes=60),
-    Command("large_models/run.py", data="", resumes=True, kept="large_models/rows.jsonl"),
+    *(
+        Command(
+            *("large_models/run.py", ("--full", "--text", text), "", True, False),
+            *("large_models/rows.jsonl", False, minutes),
+        )
+        for text, minutes in (("docstrings", 10), ("services", 90))
+    ),
     Command(
         "large_models/costs.py", ("--full",), "", True, False, "large_models/costs.jsonl", False
     ),

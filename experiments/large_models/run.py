@@ -1,9 +1,12 @@
 """Small transformers, trained on public text and fine-tuned on private documents.
 
-A GPT-2 and a BERT of two layers of width 64 first learn from public text: Python's reference and
-the documentation of pandas. The private documents are docstrings of NumPy, SciPy and scikit-learn,
-one a record, cut to 32 tokens; the vocabulary is of the public text alone. The GPT-2 learns to go
-on with them (perplexity of a token on held-out documents), the BERT to tell the packages apart.
+A GPT-2 and a BERT of two layers of width 64 first learn from public text. The private documents are
+cut to 32 tokens, one a record; the vocabulary is of the public text alone. The GPT-2 learns to go
+on with them (perplexity of a token on held-out documents), the BERT to tell their kinds apart.
+There are two texts. *Docstrings*: public are Python's reference and the documentation of
+pandas, private the docstrings of NumPy, SciPy and scikit-learn, told apart by package. *Services*
+(``pip install botocore``): what botocore says of the operations, types and fields of a cloud's
+services, which are told apart; private are those of every second service, public the others.
 Each is fine-tuned in full and with LoRA, at two budgets and without privacy. Every second of 256
 canaries, documents of random tokens, is among the private ones by a coin of its own; the library's
 own audit says from their losses before and after what ε the run shows.
@@ -12,6 +15,7 @@ own audit says from their losses before and after what ε the run shows.
     python experiments/large_models/run.py --full          # all rows that are not there yet
     python experiments/large_models/run.py --full --opacus # the same with Opacus, where it runs
     python experiments/large_models/run.py --recipes       # step sizes, batches and ranks
+    python experiments/large_models/run.py --full --text services
     python experiments/large_models/run.py --print         # the tables
 
 Seconds are the processor's, on one thread.
@@ -22,13 +26,16 @@ from __future__ import annotations
 import argparse
 import contextlib
 import copy
+import gzip
 import inspect
 import io
 import json
 import math
 import pkgutil
+import re
 import time
 import warnings
+from collections import Counter
 from importlib import import_module
 from pathlib import Path
 from pydoc_data.topics import topics
@@ -57,9 +64,12 @@ ROWS = Path(__file__).parent / "rows.jsonl"
 PACKAGES = ("numpy", "scipy", "sklearn")
 WORDS, VOCABULARY, IGNORED, MASK = 32, 1024, -100, 1
 CANARIES, CONFIDENCE = 256, 0.05
-EPOCHS = 3.0
-# Of private runs: by experiments on other rows (--recipes), in full and with LoRA.
-BATCH, RATES, RANK = 256, {"full": 3e-3, "lora": 1e-2}, 8
+# Of private runs, in full and with LoRA: by experiments on other rows (--recipes) for docstrings,
+# the planner's own step size (None) for services.
+EPOCHS = {"docstrings": 3.0, "services": 5.0}
+BATCH = {"docstrings": 256, "services": 1024}
+RATES = {"docstrings": {"full": 3e-3, "lora": 1e-2}, "services": {"full": None, "lora": None}}
+RANK = 8
 # Without privacy.
 ALONE = {"batch": 32, "full": 1e-3, "lora": 3e-3}
 
@@ -86,15 +96,51 @@ def docstrings(package: str) -> list[str]:
     return list(found)
 
 
+def descriptions(service: Path) -> list[list[str]]:
+    """What botocore says of a service's operations, types and fields."""
+    newest = max(service.glob("*/service-2.json.gz"))
+    said = json.loads(gzip.decompress(newest.read_bytes()))
+    types = list(said["shapes"].values())
+    fields = [field for one in types for field in one.get("members", {}).values()]
+    return [
+        [re.sub(r"<[^>]*>", "", one.get("documentation", "")).strip() for one in ones]
+        for ones in (said["operations"].values(), types, fields)
+    ]
+
+
+def of_docstrings() -> tuple[list[str], list[list[str]]]:
+    """Public texts, and the documents of each class."""
+    return [*topics.values(), *docstrings("pandas")], [docstrings(name) for name in PACKAGES]
+
+
+def of_services() -> tuple[list[str], list[list[str]]]:
+    """The same of botocore's services; a text that stands there twice is left out."""
+    home = Path(import_module("botocore").__file__).parent / "data"
+    services = sorted({path.parents[1] for path in home.glob("*/*/service-2.json.gz")})
+    each = [descriptions(service) for service in services]
+    count = Counter(text for service in each for texts in service for text in texts)
+    public: list[str] = []
+    kinds: list[list[str]] = [[], [], []]
+    for number, service in enumerate(each):
+        for own, texts in zip(kinds, service, strict=True):
+            once = [text for text in texts if len(text) > 50 and count[text] == 1]
+            (own if number % 2 else public).extend(once)
+    return public, kinds
+
+
+TEXTS = {"docstrings": of_docstrings, "services": of_services}
+
+
 class Text:
     """Public pieces and private documents as tokens.
 
     Args:
-        small: a tenth of both.
+        name: one of ``TEXTS``. small: a tenth of both.
     """
 
-    def __init__(self, small: bool) -> None:
-        public = "\n".join([*topics.values(), *docstrings("pandas")])
+    def __init__(self, name: str, small: bool) -> None:
+        texts, kinds = TEXTS[name]()
+        self.name, self.classes, public = name, len(kinds), "\n".join(texts)
         tokenizer = Tokenizer(BPE())
         tokenizer.pre_tokenizer = ByteLevel()
         trainer = BpeTrainer(
@@ -109,8 +155,8 @@ class Text:
         order = torch.randperm(len(pieces), generator=torch.Generator().manual_seed(0))
         self.public = pieces[order[: len(order) // 10] if small else order]
         documents, labels = [], []
-        for number, package in enumerate(PACKAGES):
-            for text in docstrings(package):
+        for number, own in enumerate(kinds):
+            for text in own:
                 documents.append(tokenizer.encode(text).ids[:WORDS])
                 labels.append(number)
         tokens = torch.zeros(len(documents), WORDS, dtype=torch.long)
@@ -124,7 +170,7 @@ class Text:
         self.private = tokens[order[some:]], classes[order[some:]]
 
 
-def network(kind: str) -> nn.Module:
+def network(kind: str, classes: int) -> nn.Module:
     """Of two layers of width 64, random weights."""
     torch.manual_seed(0)
     if kind == "gpt2":
@@ -134,13 +180,13 @@ def network(kind: str) -> nn.Module:
                 bos_token_id=None, eos_token_id=None, tie_word_embeddings=False,
             )
         )  # fmt: skip
-    return BertForMaskedLM(_bert())
+    return BertForMaskedLM(_bert(classes))
 
 
-def _bert() -> BertConfig:
+def _bert(classes: int) -> BertConfig:
     return BertConfig(
         vocab_size=VOCABULARY, hidden_size=64, num_hidden_layers=2, num_attention_heads=4,
-        intermediate_size=256, max_position_embeddings=WORDS, num_labels=len(PACKAGES),
+        intermediate_size=256, max_position_embeddings=WORDS, num_labels=classes,
     )  # fmt: skip
 
 
@@ -160,8 +206,8 @@ def of_classes(outputs: Any, labels: Tensor) -> Tensor:
 
 
 def pretrained(kind: str, text: Text, small: bool) -> nn.Module:
-    """The network after its public text; of a BERT, with a new head for the packages."""
-    model = network(kind).train()
+    """The network after its public text; of a BERT, with a new head for the classes."""
+    model = network(kind, text.classes).train()
     epochs = 1 if small else 2
     optimizer = torch.optim.AdamW(model.parameters(), 2e-3)
     steps = epochs * -(-len(text.public) // 64)
@@ -182,7 +228,7 @@ def pretrained(kind: str, text: Text, small: bool) -> nn.Module:
             rate.step()
     if kind == "bert":
         torch.manual_seed(3)
-        classifier = BertForSequenceClassification(_bert())
+        classifier = BertForSequenceClassification(_bert(text.classes))
         classifier.bert.load_state_dict(model.bert.state_dict(), strict=False)
         model = classifier
     return model
@@ -205,12 +251,12 @@ class Task:
     """One network's private records with their canaries, and its figure on held-out ones."""
 
     def __init__(self, kind: str, text: Text) -> None:
-        self.kind = kind
+        self.kind, self.text = kind, text.name
         self.loss = of_documents if kind == "gpt2" else of_classes
         random = torch.Generator().manual_seed(5)
         count = min(CANARIES, len(text.private[0]) // 4)
         tokens = torch.randint(2, VOCABULARY, (count, WORDS), generator=random)
-        classes = torch.randint(0, len(PACKAGES), (count,), generator=random)
+        classes = torch.randint(0, text.classes, (count,), generator=random)
         self.canaries = self.records(tokens, classes)
         self.there = torch.rand(count, generator=random) < 0.5
         own = [
@@ -304,8 +350,8 @@ def above(one: Any, other: Any) -> float:
 def planned(task: Task, model: nn.Module, part: str, epsilon: float, **more: Any) -> ft.Plan:
     given = {
         "examples": len(task.data[1]), "model": model, "optimizer": "adam",
-        "budget": ft.Budget(epsilon, 1e-5), "epochs": EPOCHS, "batch": BATCH,
-        "learning_rate": RATES[part],
+        "budget": ft.Budget(epsilon, 1e-5), "epochs": EPOCHS[task.text], "batch": BATCH[task.text],
+        "learning_rate": RATES[task.text][part],
     }  # fmt: skip
     given.update(more)
     return ft.plan(**{name: value for name, value in given.items() if value is not None})
@@ -324,7 +370,7 @@ def tried(task: Task, start: nn.Module, cell: dict[str, Any], small: bool) -> di
     plan = None if epsilon is None else planned(task, model, part, epsilon, **own)
     begin = time.process_time()
     if plan is None:
-        model = ordinary(task, model, part, 1 if small else EPOCHS)
+        model = ordinary(task, model, part, 1 if small else EPOCHS[task.text])
     elif cell["by"] == "opacus":
         model = with_opacus(task, model, plan)
     else:
@@ -347,9 +393,13 @@ def tried(task: Task, start: nn.Module, cell: dict[str, Any], small: bool) -> di
     }
 
 
-def cells(by: str, recipes: bool) -> list[dict[str, Any]]:
+def cells(by: str, recipes: bool, text: str) -> list[dict[str, Any]]:
     """The rows that there are to be."""
-    base = [{"model": kind, "part": part, "by": by} for kind in KINDS for part in ("full", "lora")]
+    base = [
+        {"text": text, "model": kind, "part": part, "by": by}
+        for kind in KINDS
+        for part in ("full", "lora")
+    ]
     if recipes:
         return [
             {**one, "epsilon": 8.0, "plan": more, **({} if rank is None else {"rank": rank})}
@@ -375,14 +425,14 @@ TRIALS: list[tuple[dict[str, Any], int | None]] = [
 ]
 
 
-def table(rows: list[dict[str, Any]]) -> str:
-    """The rows of the main trial, one a model, part and library."""
+def table(rows: list[dict[str, Any]], text: str) -> str:
+    """The rows of a text's main trial, one a model, part and library."""
     lines = [
         "| model | trained | by | ε | held out | ε that canaries show | told apart | minutes |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for row in rows:
-        if "plan" in row or "failed" in row:
+        if "plan" in row or "failed" in row or row["text"] != text:
             continue
         epsilon = "none" if row["epsilon"] is None else f"{row['epsilon']:g}"
         held_out = _held_out(row)
@@ -427,6 +477,7 @@ def main() -> None:
     parser.add_argument("--opacus", action="store_true", help="with Opacus instead")
     parser.add_argument("--recipes", action="store_true", help="other step sizes, batches, ranks")
     parser.add_argument("--only", choices=KINDS, help="one of the models")
+    parser.add_argument("--text", choices=TEXTS, default="docstrings")
     parser.add_argument("--print", action="store_true", help="the table of the rows, and no run")
     asked = parser.parse_args()
     torch.set_num_threads(1)
@@ -435,17 +486,17 @@ def main() -> None:
         [json.loads(line) for line in ROWS.read_text("utf-8").splitlines()] if ROWS.exists() else []
     )
     if asked.print:
-        print(table(kept), recipes(kept), sep="\n\n")
+        print(table(kept, "docstrings"), recipes(kept), table(kept, "services"), sep="\n\n")
         return
     small = not (asked.full or asked.recipes)
-    found = cells("opacus" if asked.opacus else "forethought", asked.recipes)
+    found = cells("opacus" if asked.opacus else "forethought", asked.recipes, asked.text)
     wanted = [one for one in found if asked.only in (None, one["model"])]
     if small:
         kept, wanted = [], [one for one in wanted if one["epsilon"] in (8.0, None)][:8]
     wanted = [one for one in wanted if not any(one.items() <= row.items() for row in kept)]
     if not wanted:
         return
-    text = Text(small)
+    text = Text(asked.text, small)
     for kind in KINDS:
         mine = [one for one in wanted if one["model"] == kind]
         if not mine:
