@@ -6,6 +6,7 @@ and resumable.
 
 from __future__ import annotations
 
+import io
 import sys
 import warnings
 from typing import Annotated
@@ -55,6 +56,9 @@ def _show_warning(message: Warning | str, *_where: object) -> None:
 
 def main() -> None:
     """Run the command line; an expected failure prints one line and gives an exit status."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # A pipe may have an encoding without ε: what was paid for must not end in an error.
+        sys.stdout.reconfigure(errors="replace")
     try:
         with warnings.catch_warnings():
             warnings.showwarning = _show_warning  # type: ignore[assignment]

@@ -276,7 +276,95 @@ def test_columns_that_are_left_out_and_numbers_that_are_none_are_named(tmp_path)
     assert "(1 of the entries)" in job_for(path, "outcome")
     out = str(tmp_path / "job.toml")
     told = CliRunner().invoke(app, ["init", str(path), "--label", "outcome", "--out", out]).output
-    assert "Left out: share: different in every record; same:" in told
+    assert "Left out: share: different in every record; numbers or days? Then write" in told
+    assert "; same: the same in every record" in told
+
+
+# Numbers and days as programs write them, with what no reader of numbers takes.
+DRESSED = {
+    "a share": "{}.5 %",
+    "thousands": "{},250",
+    "money": "€ {}.00",
+    "a unit": "{} mmHg",
+    "a bound": "<{}",
+    "a pair": "{}/80",
+    "a day": "{}-JAN-2015",
+}
+
+
+@pytest.mark.parametrize("form", DRESSED.values(), ids=DRESSED)
+def test_numbers_and_days_that_are_written_as_words_are_told_when_they_are_left_out(tmp_path, form):
+    lab = [form.format(row % 61 + 1) for row in range(ROWS)]
+    text = job_for(table(tmp_path, lab=lab, age=np.arange(ROWS) % 70), "outcome")
+    (told,) = [line for line in text.splitlines() if line.startswith("lab =")]
+    assert told.startswith('lab = "drop"') and "numbers or days?" in told
+    with pytest.raises(DataError, match="numbers or days"):
+        job_for(tmp_path / "table.csv", "lab")
+
+
+@pytest.mark.parametrize("form", ["P{:04}", "ward {}", "2B{}", "10{}"])
+def test_codes_and_numbers_that_can_be_read_are_not_asked_about(tmp_path, form):
+    made = {"code": [form.format(row * 7 % 61) for row in range(ROWS)]}
+    assert "numbers or days?" not in job_for(table(tmp_path, **made), "outcome")
+
+
+@pytest.mark.parametrize("entry", ["{},5", '"{},5"'])
+@pytest.mark.parametrize("whole", [0, 300])
+def test_a_decimal_comma_is_found_in_quotes_and_after_many_whole_numbers(tmp_path, entry, whole):
+    doses = [str(row % 70) if row < whole else entry.format(row % 70) for row in range(ROWS)]
+    path = tmp_path / "t.csv"
+    path.write_text("\n".join(["dose;y", *(f"{d};{row % 3 % 2}" for row, d in enumerate(doses))]))
+    text = job_for(path)
+    assert 'decimal = ","' in text and "dose = [0, 70" in text
+
+
+def test_separators_inside_of_quotes_separate_nothing(tmp_path):
+    path = tmp_path / "t.csv"
+    rows = [f"{row % 50};{row % 2}" for row in range(200)]
+    path.write_text("\n".join(['"age, in years, at entry";y', *rows]))
+    assert list(Job.parse(job_for(path)).data.columns) == ["age, in years, at entry"]
+
+
+def test_a_letter_of_another_encoding_far_down_is_found(tmp_path):
+    path = tmp_path / "t.csv"
+    rows = [f"{row % 50},{'Süd' if row == 19_999 else 'Nord'},{row % 2}" for row in range(20_000)]
+    path.write_bytes("\n".join(["age,ward,y", *rows]).encode("cp1252"))
+    text = job_for(path)
+    assert 'encoding = "cp1252"' in text and '"Süd"' in text
+
+
+def test_what_is_no_text_is_called_by_its_kind(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_bytes(b"PK\x03\x04\xff\xfe\n\x00" + bytes(100))
+    with pytest.raises(DataError, match="Excel workbook"):
+        job_for(path)
+
+
+def test_the_label_is_no_column_without_entries_or_name(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("\n".join(["age,y,", *(f"{row % 50},{row % 2}," for row in range(200))]))
+    assert Job.parse(job_for(path)).data.label == "y"
+    path.write_text("\n".join(["age,y,", *(f"{row % 50},{row % 2},1" for row in range(200))]))
+    assert Job.parse(job_for(path)).data.label == "y"
+    path.write_text("a b c\n1 2 0\n")
+    with pytest.raises(DataError, match="semicolons"):
+        job_for(path)
+
+
+def test_a_label_that_cannot_be_one_is_named(tmp_path):
+    with pytest.raises(DataError, match="the label unit"):
+        job_for(table(tmp_path, unit=["mg"] * ROWS), "unit")
+
+
+def test_classes_that_differ_in_capitals_and_numbers_above_columns_are_asked_about(tmp_path):
+    words = np.array(["No", "Yes", "no", "yes"])[np.arange(ROWS) % 4]
+    assert "capitals" in job_for(
+        table(tmp_path, outcome=words, age=np.arange(ROWS) % 70), "outcome"
+    )
+    assert "capitals" not in job_for(table(tmp_path, age=np.arange(ROWS) % 70), "outcome")
+    path = tmp_path / "t.csv"
+    path.write_text("\n".join(["2019,2020", *(f"{row % 50},{row % 2}" for row in range(200))]))
+    assert "header = false  # the first line holds numbers" in job_for(path)
 
 
 @pytest.mark.parametrize(("wrong", "asked"), [(6, True), (90, False)])

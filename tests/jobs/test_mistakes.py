@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import random
 import signal
@@ -19,6 +20,7 @@ from typer.main import get_command
 import forethought as ft
 from forethought.cli import app, main
 from forethought.commands.command import of_the_system
+from forethought.jobs.job import from_file
 
 Outcome = tuple[int, str, str]
 
@@ -325,6 +327,53 @@ def test_a_full_disk_is_told_with_the_remedy() -> None:
     assert told.startswith("/d/plan.json: no space left on device. Free some space")
     assert "train --resume" in told
     assert of_the_system(OSError("plain words")) == "plain words"
+    # A write knows no file, and what has no space is a user's share as well.
+    for number in (errno.ENOSPC, errno.EDQUOT):
+        told = of_the_system(OSError(number, "No space"))
+        assert told.startswith("no space. Free some space")
+
+
+def test_an_output_without_greek_letters_shows_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, "cp1252"))
+    numbers = {"examples": 1000, "batch": 100, "rounds": 5, "noise-multiplier": 2, "delta": 1e-5}
+    given = [f"--{name}={value}" for name, value in numbers.items()]
+    monkeypatch.setattr(sys, "argv", ["forethought", "account", *given])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    sys.stdout.flush()
+    assert not ended.value.code and b"clip norm" in written.getvalue().lower()
+
+
+def test_a_first_job_file_is_written_whole_or_not_at_all(
+    forethought: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("t.csv").write_text("\n".join(["age,y", *(f"{row % 50},{row % 2}" for row in range(200))]))
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    one_line(forethought("init", "t.csv"), "no space left", "Free some space")
+    assert [one.name for one in Path().iterdir()] == ["t.csv"]
+
+
+@pytest.mark.parametrize("command", ["plan", "train"])
+def test_a_folder_in_place_of_a_job_file_is_called_one(
+    forethought: Callable[..., Outcome], command: str
+) -> None:
+    Path("run").mkdir()
+    one_line(forethought(command, "run"), "run is a folder", "job.toml")
+
+
+@pytest.mark.parametrize(("section", "command"), [("federation", "federate"), ("gossip", "gossip")])
+def test_a_job_of_several_holders_is_told_to_be_one_model_here(
+    tmp_path: Path, section: str, command: str
+) -> None:
+    job = tmp_path / "job.toml"
+    job.write_text(f"{JOB}[{section}]\nrounds = 2\n")
+    (told,) = from_file(job).aside
+    assert "one model of all records together" in told and f"forethought {command}" in told
 
 
 # Pieces that a hurried or hostile hand puts where a value belongs.

@@ -25,7 +25,7 @@ from forethought.ledger.book import Account
 from forethought.ledger.store import create
 from forethought.planning import defaults
 from forethought.training.execution import Interrupted
-from forethought.training.folder import RunSummary, locked
+from forethought.training.folder import RunSummary, locked, replace_file
 
 JOB = """
 [data]
@@ -139,6 +139,46 @@ def test_what_is_released_first_is_marked_before_another_process_may_enter(
         run(prepared, tmp_path / "run")
     assert marks[0] >= len(prepared.plan.mechanism) - prepared.plan.rounds > 0
     book.close()
+
+
+@pytest.mark.parametrize("paid", [True, False])
+def test_a_run_that_stops_before_its_first_round_can_be_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, paid: bool
+) -> None:
+    """Begun anew, it would be paid for a second time."""
+    url = f"sqlite:///{tmp_path / 'books.db'}"
+    asked, folder = request(tmp_path, rounds=2, basis="hats", ranges=True, centre=False), "run"
+    if paid:
+        book = create(url, actor="owner")
+        book.open_account(Account("rows", ft.Budget(8.0, 1e-3)), "renyi")
+        asked = paying(asked, f"{url}#rows")
+    prepared = prepare(asked)
+
+    def stop(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    files: list[Path] = []
+
+    def one_file(path: Path, content: bytes, **options: Any) -> None:
+        files.append(path)
+        if len(files) > 1:
+            raise KeyboardInterrupt
+        replace_file(path, content, **options)
+
+    with monkeypatch.context() as patched:
+        if paid:
+            patched.setattr("forethought.rounds.preparation.prepare", stop)
+        else:
+            patched.setattr("forethought.training.folder.replace_file", one_file)
+        with pytest.raises((Interrupted, KeyboardInterrupt)):
+            run(prepared, tmp_path / folder)
+    begun = resumed(tmp_path / folder)
+    found = run(prepare(begun, resume=tmp_path / folder), tmp_path / folder, resume=True)
+    assert found.statement.mechanism == prepared.plan.mechanism
+    if paid:
+        (held,) = book.reservations("rows")
+        assert held.status == "settled"
+        book.close()
 
 
 @pytest.mark.slow

@@ -280,14 +280,15 @@ def of_the_system(error: OSError) -> str:
 
     Files are first written under a temporary name; the message has their final name.
     """
-    if error.filename is None or error.strerror is None:
+    if error.strerror is None:
         return str(error)
     path = Path(str(error.filename))
     written = re.fullmatch(r"\.(.+?)(\.\d+)?\.part", path.name)
     if written:
         path = path.with_name(written.group(1))
-    text = f"{path}: {error.strerror[:1].lower()}{error.strerror[1:]}"
-    if error.errno == errno.ENOSPC:
+    where = "" if error.filename is None else f"{path}: "  # a write does not know its file
+    text = f"{where}{error.strerror[:1].lower()}{error.strerror[1:]}"
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
         text += ". Free some space and start again: the same command, or forethought train --resume"
     elif written and error.errno == errno.ENOENT:
         text += ". Make the folder first"

@@ -10,7 +10,7 @@ from typing import Any
 from forethought.commands import command
 from forethought.commands.command import argument, flag, option
 from forethought.values.plan import Plan
-from forethought.values.serialisation import plain
+from forethought.values.serialisation import plain, write_text
 
 
 @command.app.command(epilog="Example: forethought init patients.csv --label died")
@@ -32,7 +32,7 @@ def init(
         arrays and label, "--label is a column of a table: an archive's labels are y or y_train"
     )
     text = job_for_arrays(table) if arrays else job_for(table, label)
-    out.write_text(text, encoding="utf-8")
+    write_text(out, text)
     if arrays:
         output.say(f"{out} is written from the sizes in {table.name}")
         for line in text.splitlines():

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import math
 import re
 import zipfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from forethought.data import DataError, TableFormat
 from forethought.data.columns import LOOKED, MISSING_WORDS, Seen, outward, proposal
 from forethought.data.dataset import is_number, label_column
 from forethought.data.features import best_features, reason_for
-from forethought.data.files import DAMAGE, EXCEL, Kind, Table, kind_of, read, required
+from forethought.data.files import DAMAGE, EXCEL, Kind, Table, kind_of, opened_file, read, required
 from forethought.data.sources import load_idx, shape_read, wanted_arrays
 from forethought.data.tables import require_text
 from forethought.jobs.job import toml_key, toml_value
@@ -46,8 +47,8 @@ def job_for(path: Path, label: str | Sequence[str] | None = None) -> str:
 
     Args:
         path: CSV with any usual separator, Parquet or Excel.
-        label: the column to predict, or several labels of 1 and 0; None: the last column, with a
-            question in the file.
+        label: the column to predict, or several labels of 1 and 0; None: the last column that has
+            a name and entries, with a question in the file.
 
     Raises:
         DataError: a damaged file, fewer than two columns, no such column, or several labels that
@@ -61,14 +62,16 @@ def job_for(path: Path, label: str | Sequence[str] | None = None) -> str:
         for name in frame.columns:
             seen.setdefault(name, Seen()).add(frame[name], form.decimal)
     if len(seen) < 2:
-        raise DataError.unexpected(path, f"{len(seen)} columns", "at least two")
+        wanted = "at least two, with commas, semicolons, tabs or vertical bars between them"
+        raise DataError.unexpected(path, f"{len(seen)} columns", wanted)
     labels = (label,) if isinstance(label, str) else tuple(label or ())
     for each in labels:
         if each not in seen:
             hint = meant(each, seen)
             wanted = f"one named {each!r}{hint and '.' + hint}"
             raise DataError.unexpected(path, f"the columns {', '.join(seen)}", wanted)
-    targets = tuple(dict.fromkeys(labels)) or (list(seen)[-1],)
+    filled = [name for name in seen if name and seen[name].present]
+    targets = tuple(dict.fromkeys(labels)) or tuple((filled or list(seen))[-1:])
     for each in targets if len(targets) > 1 else ():
         try:
             label_column("", each, list(seen[each].words))
@@ -89,19 +92,19 @@ def job_for(path: Path, label: str | Sequence[str] | None = None) -> str:
     else:
         own = seen[targets[0]]
         lines.append(f"label = {toml_value(targets[0])}{question}")
-        lines += [*_kind_of_target(own), *_unlabelled(own)]
+        lines += [*_kind_of_target(f"{path}: the label {targets[0]}", own), *_unlabelled(own)]
         shares = _shares(own)
         if shares:
             lines.append(f"# prevalence = {toml_value(shares)}{_PREVALENCE}")
         given_away, nearly = _leaks(start, targets[0], own)
-    for key, value, usual in (
-        ("separator", form.separator, ","),
-        ("decimal", form.decimal, "."),
-        ("encoding", form.encoding, "utf-8"),
-        ("header", form.header, True),
+    for key, value, usual, question in (
+        ("separator", form.separator, ",", ""),
+        ("decimal", form.decimal, ".", ""),
+        ("encoding", form.encoding, "utf-8", ""),
+        ("header", form.header, True, _NO_NAMES),
     ):
         if value != usual:
-            lines.append(f"{key} = {toml_value(value)}")
+            lines.append(f"{key} = {toml_value(value)}{question}")
     lines += [
         f"# person = {toml_value(name)}  # values repeat: does it say whom a row is about? Then ε "
         "can protect persons, not rows: take away the first #"
@@ -135,10 +138,24 @@ def _columns(
             value = "drop"
         elif name in nearly and value != "drop":
             why += f"; {nearly[name]}"
+        elif value == "drop":
+            why += _dressed(column)
         dropped &= value == "drop"
         yield f"{toml_key(name)} = {toml_value(value)}  # {why}"
     if dropped:
         yield ALL_DROPPED
+
+
+# A number or a day with marks or a unit: 97.5 %, <0.5, 1,200, 120/80, 01-JAN-2015. No code, as 2B7.
+_DRESSED = re.compile(r"\W*\d(?!.*[^\W\d_]\d)", re.DOTALL)
+
+
+def _dressed(seen: Seen) -> str:
+    """A hint on how to write numbers and days that are written as words; "" for other words."""
+    dressed = sum(count for word, count in seen.words.items() if _DRESSED.match(word))
+    if not seen.several or seen.mostly(seen.numbers) or 2 * dressed < sum(seen.words.values()):
+        return ""
+    return "; numbers or days? Then write numbers alone, and days as 2024-01-31"
 
 
 ALL_DROPPED = (
@@ -146,6 +163,8 @@ ALL_DROPPED = (
 )
 # A class with a smaller share is rare: the file then proposes shares and costs.
 RARE = 0.1
+_CASED = ". Words that differ in capitals alone are classes apart: write them alike in the file"
+_NO_NAMES = "  # the first line holds numbers: if they are names, put a letter before each of them"
 _PREVALENCE = "  # counted in the file: give what you know without it, and take away the first #"
 _COSTS = (
     "  # a class is rare: answers that miss it are the likeliest ones. Say what a record of each\n"
@@ -322,19 +341,19 @@ def _unlabelled(seen: Seen) -> list[str]:
     return [f'missing_label = "drop"  # {why}']
 
 
-def _kind_of_target(seen: Seen) -> list[str]:
+def _kind_of_target(label: str, seen: Seen) -> list[str]:
     if seen.several:
         if seen.numbers < seen.present:
             raise DataError(
-                "the label holds more than thirty different words: choose another column with "
-                "--label"
+                f"{label} holds more than thirty different words: choose another column with "
+                f"--label, or group its words into thirty at most{_dressed(seen)}"
             )
         low, high = outward(seen.low, seen.high, seen.whole)
         return ['task = "regression"', f"target_range = {toml_value([low, high])}"]
     words: list[Any] = _classes(seen)
     if len(words) < 2:
         raise DataError(
-            "the label is the same in every record that has one: choose another with --label"
+            f"{label} is the same in every record that has one: choose another with --label"
         )
     if seen.numbers == seen.present and len(words) > 2:
         low, high = outward(seen.low, seen.high, seen.whole)
@@ -343,7 +362,8 @@ def _kind_of_target(seen: Seen) -> list[str]:
             "# Is it a number to predict? Then, in place of classes: task = "
             f'"regression", target_range = {toml_value([low, high])}',
         ]
-    return [f"classes = {toml_value(words)}  # class 0 first"]
+    cased = len({word.lower() for word in words}) < len(words)
+    return [f"classes = {toml_value(words)}  # class 0 first{_CASED if cased else ''}"]
 
 
 def _classes(seen: Seen) -> list[str]:
@@ -360,10 +380,9 @@ def _form(path: Path) -> tuple[Kind, TableFormat]:
     start = read(path, 1 << 16)
     encoding = _encoding(path, start)
     text = EXCEL.sub("", start.decode(encoding, errors="ignore"))
-    lines = text.lstrip("\r\n").splitlines()[:50]
-    counts: Callable[[str], int] = lambda mark: lines[0].count(mark) if lines else 0  # noqa: E731
-    separator = max((",", ";", "\t", "|"), key=counts)
-    fractions = re.compile(r"(^|[;\t|])\s*-?\d+,\d+\s*($|[;\t|])")
+    lines = text.lstrip("\r\n").splitlines()
+    separator = max((",", ";", "\t", "|"), key=re.sub('"[^"]*"', "", "".join(lines[:1])).count)
+    fractions = re.compile(r'(^|[;\t|])\s*"?-?\d+,\d+"?\s*($|[;\t|])')
     comma = separator != "," and any(fractions.search(line) for line in lines[1:])
     first = lines[0].split(separator) if lines else []
     # A first line of numbers is no header: columns are then numbered from 0.
@@ -375,11 +394,15 @@ def _form(path: Path) -> tuple[Kind, TableFormat]:
 def _encoding(path: Path, start: bytes) -> str:
     if start.startswith((b"\xff\xfe", b"\xfe\xff")):
         return "utf-16"
+    require_text(path, start.decode("utf-8-sig", errors="ignore").encode())
     try:
-        start[: start.rfind(b"\n") + 1].decode("utf-8-sig")
+        with opened_file(path) as file, io.TextIOWrapper(file, "utf-8") as text:
+            for _line in text:
+                pass
     except UnicodeDecodeError:
         return "cp1252"
-    require_text(path, start[: start.rfind(b"\n") + 1])
+    except DAMAGE:
+        pass  # the table's own reader says what is wrong with it
     return "utf-8"
 
 
@@ -442,15 +465,13 @@ def _of_archive(path: Path) -> str:
     lines += _features(shape_read(inputs.shape, inputs.dtype))
     if len(targets.shape) == 2 and targets.shape[1] > 1:
         lines.append('task = "multilabel"')
-    elif targets.dtype.kind == "f":
-        lines.append('task = "classification"  # or "regression"')
     else:
-        lines.append('task = "classification"')
-    if len(targets.shape) == 1 or targets.shape[1] == 1:
-        lines.append(
+        other = '  # or "regression"' if targets.dtype.kind == "f" else ""
+        lines += [
+            f'task = "classification"{other}',
             "# classes = [0, 1]  # which there are, class 0 first; left out, the labels say, and "
-            "the Statement says that"
-        )
+            "the Statement says that",
+        ]
     return "\n".join([*lines, "", "[budget]", "epsilon = 3.0", ""])
 
 
@@ -463,7 +484,6 @@ def _features(shape: tuple[int, ...]) -> list[str]:
 
 
 def _of_idx(path: Path) -> str:
-
     folder = path.parent
     name = folder.name if folder.name in _ORIGINAL else "mnist"
     # The loader checks that the four files exist and fit each other.

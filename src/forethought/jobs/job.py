@@ -765,6 +765,8 @@ class Job(_Section):
         from forethought.data.files import ENDINGS
 
         path = Path(path)
+        if path.is_dir():
+            raise JobError(f"{path} is a folder: give a job file, such as {path / JOB_NAME}")
         if path.suffix.lower() in ENDINGS.keys() - {".txt", ".data"}:  # a job may be called so
             raise JobError(
                 f"{path} is data, not a job: forethought init {path} writes a job for a table"
@@ -1131,7 +1133,8 @@ class JobRequest:
             found.append("[[statistics]]: forethought release releases them, at an ε of their own")
         for name, command in (("federation", "federate"), ("gossip", "gossip")):
             if getattr(job, name) is not None:
-                found.append(f"[{name}]: forethought {command} plans and runs it")
+                own = f"forethought {command} plans and runs it"
+                found.append(f"[{name}]: this is one model of all records together; {own}")
         return tuple(found)
 
     def released_text(self) -> str:

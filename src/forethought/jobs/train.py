@@ -474,9 +474,7 @@ def _by_ranges(
     own = basis.with_ranges(found.ranges)
     card = asked.loaded.card(asked.plan)
     card = replace(card, encoder=replace(encoder, basis=own))
-    # The releases come first among the files: a continued run reads them and makes no new ones.
-    files = options["files"]
-    options["files"] = {PREPARED: files[PREPARED], **files, CARD: card.to_json()}
+    options["files"] = {**options["files"], CARD: card.to_json()}
     return lambda inputs: own.of(inputs[:, :width])
 
 
@@ -548,7 +546,7 @@ def _advised(ledger: Ledger, advice: Advice | None) -> Any:
 
 
 def _payer(
-    prepared: PreparedJob, folder: Path, options: Mapping[str, Any], held: contextlib.ExitStack
+    prepared: PreparedJob, folder: Path, options: dict[str, Any], held: contextlib.ExitStack
 ) -> Any:
     """The ledger that the run reserves its budget from; None: the job names none.
 
@@ -576,6 +574,11 @@ def _payer(
         held.enter_context(paid)
         # Before another process may enter the folder: it takes a reservation without a mark.
         paid.ahead(len(plan.mechanism) - plan.rounds)
+        if not options["resume"]:
+            # From here on the run can be resumed: begun anew, it would be paid for once more.
+            run.begin(overwrite=options["overwrite"])
+            run.add({JOB_NAME: options["files"][JOB_NAME]})
+            options["overwrite"] = True
     return paid
 
 

@@ -127,7 +127,7 @@ def draw_epsilon(mechanism: Mechanism, delta: float, path: Path, group: int = 1)
         interval.upper
         for interval in exact.epsilon_curve(mechanism, delta, rounds, group, accuracy=1e-3)
     ]
-    titles = "What it cost", f"ε at δ = {at_most(delta, '.2g')}"
+    titles = "What it cost", f"ε at δ = {at_most(delta, '.3g')}"
     points, last = list(zip(rounds, values, strict=True)), f"ε = {at_most(values[-1], '.3g')}"
     figure, axes = _over_rounds(titles, points, ORANGE, (-14, 2), last)
     axes.set_ylim(bottom=0)
@@ -240,37 +240,21 @@ def draw_utility_curves(graph: UtilityGraph, path: Path, tolerance: float = 0.1)
     figure, axes = new_axes(
         "What noise leaves of the accuracy", "noise multiplier σ", "accuracy fraction F(w+n)/F(w)"
     )
-    count = len(graph.clip_norms)
+    sigmas, count = graph.noise_multipliers, len(graph.clip_norms)
     rows = np.unique(np.linspace(0, count - 1, min(count, MOST_CURVES)).round().astype(int))
     colours = colormaps["viridis"](np.linspace(0, 0.88, len(rows)))
     for row, colour in zip(rows, colours, strict=True):
         mean, spread = graph.mean[row], graph.spread[row]
         label = f"{graph.clip_norms[row]:.3g}  ({graph.noiseless[row]:.1%})"
         # A single σ gives no line, so a marker shows it.
-        marker = "o" if len(graph.noise_multipliers) < 3 else None
-        axes.plot(
-            graph.noise_multipliers, mean, color=colour, linewidth=1.8, marker=marker, label=label
-        )
-        axes.fill_between(
-            graph.noise_multipliers,
-            np.maximum(mean - spread, 0),
-            mean + spread,
-            color=colour,
-            alpha=0.18,
-            linewidth=0,
-        )
+        marker = "o" if len(sigmas) < 3 else None
+        axes.plot(sigmas, mean, color=colour, linewidth=1.8, marker=marker, label=label)
+        least = np.maximum(mean - spread, 0)
+        axes.fill_between(sigmas, least, mean + spread, color=colour, alpha=0.18, linewidth=0)
     axes.axhline(1 - tolerance, color=GREY, linestyle=":", linewidth=1.2)
-    axes.annotate(
-        f"loses {tolerance:.0%}",
-        (1.0, 1 - tolerance),
-        xycoords=("axes fraction", "data"),
-        textcoords="offset points",
-        xytext=(4, 0),
-        va="center",
-        fontsize=8,
-        color=GREY,
-    )
-    _scale(axes, "x", graph.noise_multipliers)
+    right: dict[str, Any] = {"transform": axes.get_yaxis_transform(), "va": "center"}
+    axes.text(1.01, 1 - tolerance, f"loses {tolerance:.0%}", fontsize=8, color=GREY, **right)
+    _scale(axes, "x", sigmas)
     axes.set_ylim(0, max(1.05, float((graph.mean + graph.spread)[rows].max()) + 0.02))
     axes.legend(
         frameon=False,
@@ -298,48 +282,29 @@ def draw_utility_map(graph: UtilityGraph, path: Path, tolerance: float = 0.1) ->
     )
     axes.grid(visible=False)
     values = graph.accuracy.mean(axis=-1)
-    mesh = axes.pcolormesh(
-        edges_of(graph.noise_multipliers),
-        edges_of(graph.clip_norms),
-        values,
-        cmap="cividis",
-        vmin=0,
-        vmax=1,
-        rasterized=True,
-    )
+    across, up = edges_of(graph.noise_multipliers), edges_of(graph.clip_norms)
+    whole: dict[str, Any] = {"vmin": 0, "vmax": 1, "rasterized": True}
+    mesh = axes.pcolormesh(across, up, values, cmap="cividis", **whole)
     _scale(axes, "x", graph.noise_multipliers)
     _scale(axes, "y", graph.clip_norms)
     if values.size <= MOST_LABELS:
         for (row, column), value in np.ndenumerate(values):
-            axes.annotate(
-                f"{value:.0%}",
-                (graph.noise_multipliers[column], graph.clip_norms[row]),
-                ha="center",
-                va="center",
-                fontsize=7,
-                color="black" if value > 0.6 else "white",
-            )
+            place = graph.noise_multipliers[column], graph.clip_norms[row]
+            colour = "black" if value > 0.6 else "white"
+            axes.text(*place, f"{value:.0%}", ha="center", va="center", fontsize=7, color=colour)
     bar = figure.colorbar(mesh, ax=axes, label="accuracy F(w+n)")
     bar.outline.set_visible(False)
     if found:
         # A staircase along the edges of the cells.
-        least, *edges = edges_of(graph.noise_multipliers)
+        least, *edges = across
         right = dict(zip(graph.noise_multipliers, edges, strict=True))
         largest = {pair.clip_norm: right[pair.noise_multipliers[1]] for pair in found}
         ends = [largest.get(norm, least) for norm in graph.clip_norms]
         options: dict[str, Any] = {"orientation": "horizontal", "baseline": None}
-        axes.stairs(ends, edges_of(graph.clip_norms), color="white", linewidth=2.0, **options)
+        axes.stairs(ends, up, color="white", linewidth=2.0, **options)
         choice = graph.choose(tolerance)
-        axes.plot(
-            choice.noise_multiplier,
-            choice.clip_norm,
-            marker="o",
-            markersize=7,
-            color=ORANGE,
-            markeredgecolor="white",
-            clip_on=False,
-            zorder=4,
-        )
+        options = {"marker": "o", "markersize": 7, "markeredgecolor": "white", "clip_on": False}
+        axes.plot(choice.noise_multiplier, choice.clip_norm, color=ORANGE, zorder=4, **options)
     return saved(figure, path)
 
 

@@ -698,7 +698,7 @@ def _curves(summary: RunSummary) -> list[str]:
         ("accuracy", "accuracy on held-out records", percent, None),
         (
             "epsilon",
-            f"ε at δ = {at_most(summary.statement.delta, '.2g')}",
+            f"ε at δ = {at_most(summary.statement.delta, '.3g')}",
             short,
             lambda epsilon: at_most(epsilon, ".3g"),
         ),
