@@ -38,7 +38,7 @@ def test_keys_are_their_owners_only_and_never_overwritten(folders: Path) -> None
         assert (folders / "a" / name).stat().st_mode & 0o077 == 0
     text = (folders / "a" / IDENTITY).read_text()
     assert "PRIVATE" not in text
-    with pytest.raises(FileExistsError, match="never overwritten"):
+    with pytest.raises(FileExistsError, match="use a new"):
         Keys.make(folders / "a", "a")
 
 

@@ -30,7 +30,7 @@ from forethought.rounds.randomness import Secrets, Seeds
 from forethought.values.mechanism import Budget
 from forethought.values.plan import Transcript, TranscriptError
 
-from .machines import federation, from_server, model, of, plan, sent, vector
+from .machines import federation, from_server, joined, model, of, plan, sent, update, vector
 
 TAKING = ((0, 1, 2), (0, 2), (1,))
 
@@ -207,3 +207,20 @@ def test_the_server_asks_those_of_a_phase() -> None:
         effects = server.handle(on.Received(client, Join(0, -1), 0.0))
         asked += [e.to for e in of(effects, on.Send) if isinstance(e.message, Model)]
     assert asked == [0, 1] and SERVER == -1
+
+
+def test_a_phase_whose_clients_all_left_ends_and_the_next_one_begins() -> None:
+    from forethought.exchange.messages import Model, Update
+    from forethought.federated.server import ServerMachine
+
+    server = joined(ServerMachine(phased(), vector()))
+    server.handle(on.Received(0, Leave(0, -1, "stopped"), 0.0))
+    update(server, 1, Update(0, 0, vector()))
+    update(server, 1, Update(1, 1, vector()))
+    assert (server.version, server.finished) == (2, False)
+    asked = sent(server.handle(on.Received(2, Leave(0, 2, "stopped"), 0.0)), Model)
+    assert [model.base for model in asked] == [4] and not server.finished
+    restored = ServerMachine.restored(phased(), vector(), server.snapshot(), ())
+    assert (restored.version, restored.finished) == (4, False)
+    server.handle(on.Received(1, Leave(2, 4, "stopped"), 0.0))
+    assert (server.version, server.finished) == (4, True)

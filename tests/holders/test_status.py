@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 
+import pytest
 from rich.console import Console
 
 from forethought.holders.driving import LastHeard
@@ -81,3 +82,16 @@ def test_when_clients_were_heard_of() -> None:
     heard.note(1)
     clock[0] = 7.5
     assert heard.ago(0) is None and heard.ago(1) == 2.5
+
+
+def test_a_port_that_is_taken_is_told_in_a_line() -> None:
+    async def scenario() -> None:
+        first = StatusPage(lambda: STATUS)
+        port = await first.start(0)
+        try:
+            with pytest.raises(OSError, match="give another"):
+                await StatusPage(lambda: STATUS).start(port)
+        finally:
+            await first.stop()
+
+    asyncio.run(scenario())

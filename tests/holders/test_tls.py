@@ -15,7 +15,13 @@ from pathlib import Path
 import pytest
 
 from forethought.exchange.keys import Keys, Roster
-from forethought.holders.grpc import channel_credentials, grpc, place_of, server_credentials
+from forethought.holders.grpc import (
+    channel_credentials,
+    grpc,
+    grpc_stream,
+    place_of,
+    server_credentials,
+)
 
 METHOD = "/test/Who"
 
@@ -146,3 +152,32 @@ def test_nothing_below_tls_1_3_and_nothing_without_a_certificate(
     found = asyncio.run(scenario())
     assert found[0] == "TLSv1.3"
     assert "TLSv1" not in found[1] and "TLSv1" not in found[2]
+
+
+def test_a_client_is_told_why_it_cannot_connect(
+    members: dict[str, Keys], roster: Roster, tmp_path: Path
+) -> None:
+    async def said(address: str, keys: Keys, known: Roster) -> str:
+        with pytest.raises(ConnectionError) as refused:
+            async with grpc_stream(known, keys, address)(1 << 20):
+                pass
+        return str(refused.value)
+
+    others = [Keys.make(tmp_path / name, name).identity for name in ("server", "a")]
+
+    async def scenario() -> list[str]:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            nobody = f"127.0.0.1:{free.getsockname()[1]}"
+        async with served(members["server"], roster) as port:
+            here = f"127.0.0.1:{port}"
+            return [
+                await said(nobody, members["a"], roster),
+                await said(here, members["a"], Roster.of(others[0], [others[1]])),
+                await said(here, members["stranger"], roster),
+            ]
+
+    alone, another, stranger = asyncio.run(scenario())
+    assert "nobody answers" in alone and "127.0.0.1:" in alone
+    assert "a stranger to this roster" in another
+    assert "does not know this member" in stranger

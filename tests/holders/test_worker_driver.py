@@ -236,7 +236,7 @@ def test_a_worker_that_comes_back_when_all_are_gone_keeps_what_it_released():
     machine = worker(agreed, 0, vector())
     back = WorkerDriver(machine, agreed, 0, ways, toward(1), pace=pace, returning=True).run()
     assert back.reason is None and back.rounds == 0 and list(back.counts) == ["alone"]
-    with pytest.raises(PeersError, match="is anybody there"):
+    with pytest.raises(PeersError, match="the others run"):
         WorkerDriver(machine, agreed, 0, ways, toward(1), pace=pace).run()
 
 

@@ -127,6 +127,26 @@ def test_a_section_that_cannot_be_is_refused_in_words(extra: str, words: str) ->
         job(extra, text)
 
 
+@pytest.mark.parametrize(
+    ("extra", "name"),
+    [
+        ("shrink = 0.5", "shrink"),
+        ("shrink = 0.5\nphases = [1.0, 2.0]", "shrink"),
+        ("[federation.delay]\nmost = 3", "delay"),
+        ("growth = 5.0\n[federation.sizes]", "growth"),
+    ],
+)
+def test_a_setting_that_would_change_nothing_is_refused(extra: str, name: str) -> None:
+    with pytest.raises(JobError, match=f"{name} changes nothing"):
+        agreed(job(extra), [100] * 4, [1.0] * 4)
+
+
+def test_a_holder_of_few_records_has_a_batch_of_its_own_and_is_warned() -> None:
+    with pytest.warns(UserWarning, match="promises little"):
+        federation, _ = agreed(job(), [100, 100, 100, 8], [1.0] * 4)
+    assert [round(plan.mean_batch) for plan in federation.own_plans] == [20, 20, 20, 2]
+
+
 @pytest.mark.parametrize("speeds", ["fast", "lognormal:x", "lognormal:-1"])
 def test_speeds_that_say_nothing(speeds: str) -> None:
     with pytest.raises(JobError, match="lognormal"):

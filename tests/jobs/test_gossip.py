@@ -163,6 +163,20 @@ def test_words_that_contradict_are_refused(more: str, words: str) -> None:
         request(SMALL + more)
 
 
+@pytest.mark.parametrize(
+    ("rule", "setting"),
+    [
+        ("synchronous", "pause = 1"),
+        ("allreduce", 'point = "own"'),
+        ("allreduce", "difference = 1.0"),
+    ],
+)
+def test_a_setting_that_the_rule_does_not_use_is_refused(rule: str, setting: str) -> None:
+    held = request(SMALL + f'rule = "{rule}"\n{setting}\n')
+    with pytest.raises(JobError, match="changes nothing"):
+        holders_of(held, "gossip")
+
+
 @pytest.mark.slow
 def test_the_demo_is_eight_times_faster_and_as_good() -> None:
     """Issue goals: 8 × faster than SYNC in virtual time, within 0.015 of its accuracy, iid."""

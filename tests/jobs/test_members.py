@@ -54,9 +54,9 @@ def table(path: Path, count: int = 900) -> Path:
     return path
 
 
-def written(folder: Path, text: str = JOB) -> Path:
+def written(folder: Path, text: str = JOB, count: int = 900) -> Path:
     path = folder / "job.toml"
-    path.write_text(text.format(path=table(folder / "t.csv")))
+    path.write_text(text.format(path=table(folder / "t.csv", count)))
     return path
 
 
@@ -234,3 +234,64 @@ def test_members_leave_the_folder_of_another_run_alone(tmp_path: Path) -> None:
         with pytest.raises(RunFolderExistsError, match="not empty"):
             begin()
     assert [path.name for path in run.iterdir()] == ["model.safetensors"]
+
+
+SHORT = JOB.replace("rounds = 15", "rounds = 2").replace("batch = 40", "batch = 5")
+
+
+def reached(*_: Any) -> Any:
+    """In place of a connection."""
+    raise ConnectionError("reached")
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('["no", "yes"]', '["yes", "no"]'),
+        ('["A", "B"]', '["B", "A"]'),
+        ("[0, 110]", "[0, 120]"),
+        ('age = [0, 110]\nward = ["A", "B"]', 'ward = ["A", "B"]\nage = [0, 110]'),
+    ],
+)
+@pytest.mark.parametrize("kind", ["federation", "gossip"])
+def test_members_turn_records_into_the_same_inputs(
+    tmp_path: Path, kind: Any, old: str, new: str
+) -> None:
+    text = SHORT
+    if kind == "gossip":
+        text = text.replace("[federation]\nclients", "[gossip]\nworkers")
+    request = from_file(written(tmp_path, text, 200))
+    keys = tmp_path / "keys"
+    members.make_everybody(request, kind, keys)
+    other = text.replace(old, new)
+    assert other != text
+    given = from_file(written(tmp_path, other, 200))
+    with pytest.raises(JobError, match="into other inputs"):
+        if kind == "federation":
+            members.take_part_in_job(given, keys / "client-0", tmp_path / "a", carry=reached)
+        else:
+            members.site_worker(given, keys / "worker-0", tmp_path / "a")
+
+
+def test_members_write_their_files_as_they_like(tmp_path: Path) -> None:
+    text, keys = SHORT, tmp_path / "keys"
+    members.make_everybody(from_file(written(tmp_path, text, 200)), "federation", keys)
+    other = text.replace("age = [0, 110]", "age = {{range = [0, 110], codes = [-9]}}")
+    other = other.replace('label = "died"', 'label = "died"\nseparator = ","')
+    given = from_file(written(tmp_path, other, 200))
+    with pytest.raises(ConnectionError, match="reached"):
+        members.take_part_in_job(given, keys / "client-0", tmp_path / "a", carry=reached)
+
+
+def test_a_member_is_told_what_it_lacks(tmp_path: Path) -> None:
+    text, keys = SHORT, tmp_path / "keys"
+    members.make_everybody(from_file(written(tmp_path, text, 200)), "federation", keys)
+    nowhere = from_file(written(tmp_path, text + 'address = "hospital-server"\n', 200))
+    with pytest.raises(JobError, match="give host:port"):
+        members.take_part_in_job(nowhere, keys / "client-0", tmp_path / "a")
+    fewer = from_file(written(tmp_path, text, 190))
+    with pytest.raises(ValueError, match="without those held"):
+        members.take_part_in_job(fewer, keys / "client-0", tmp_path / "a", carry=reached)
+    (keys / "client-0" / "roster.json").unlink()
+    with pytest.raises(FileNotFoundError, match="lacks roster"):
+        members.Membership.load(keys / "client-0", "federation")

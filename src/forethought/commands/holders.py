@@ -272,7 +272,9 @@ def _of_server(status: Any) -> tuple[object, str]:
     )
 
 
-def _of_client(driver: Any, connected: bool) -> tuple[object, str]:
+def _of_client(driver: Any, connected: bool, trouble: str) -> tuple[object, str]:
+    if trouble and not connected:
+        return trouble, f"{trouble} Trying again."
     updates = driver.machine.updates
     most = driver.machine.federation.updates(driver.machine.me)
     state = "connected" if connected else "connecting"
@@ -461,7 +463,9 @@ def client(
     )
     if took.reason is None:
         raise _paused()
-    if not took.over and took.reason != LEFT:
+    if took.reason == LEFT:
+        output.say("left: the others go on without this client")
+    elif not took.over:
         raise typer.Exit(command.fail(took.reason, 1))
     judge(output, found)
 

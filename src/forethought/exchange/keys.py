@@ -238,7 +238,7 @@ class Keys:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         for path in (folder / SIGNING, folder / CONNECTION, folder / IDENTITY):
             if path.exists():
-                raise FileExistsError(f"{path} exists; keys are never overwritten")
+                raise FileExistsError(f"{path} exists; keys are not overwritten: use a new folder")
         own = cls(identity, signing, _pem(connection))
         _write_secret(folder / SIGNING, _pem(signing))
         _write_secret(folder / CONNECTION, own.connection)

@@ -125,16 +125,8 @@ class Finished(Framed):
 
 Message: TypeAlias = Join | Update | Leave | Model | Acknowledgement | Refusal | Finished
 
-# Number in the frame → class. A number is never used again for another class.
-KINDS: dict[int, type] = {
-    1: Join,
-    2: Update,
-    3: Leave,
-    4: Model,
-    5: Acknowledgement,
-    6: Refusal,
-    7: Finished,
-}
+# Number in the frame → class, in their order above. A number is never used for another class.
+KINDS: dict[int, type] = dict(enumerate(get_args(Message), start=1))
 
 
 def register(number: int, kind: type) -> None:
@@ -239,11 +231,8 @@ def widened(halves: NDArray[Any]) -> Vector:
 
 
 _NUMBER, _LENGTH = struct.Struct("<q"), struct.Struct("<Q")
-_DTYPES: dict[str, np.dtype[Any]] = {
-    "float32": _FLOAT,
-    "packed": _FLOAT,
-    "int64": np.dtype("<i8"),
-}
+_LONG = np.dtype("<i8")
+_DTYPES: dict[str, np.dtype[Any]] = {"float32": _FLOAT, "packed": _FLOAT, "int64": _LONG}
 # First byte of a field: its type, so that a vector of another precision is recognised.
 _TAGS = {"int": b"i", "str": b"s", "bytes": b"b", "float32": b"f", "packed": b"p", "int64": b"l"}
 _NAMES = {tag[0]: name for name, tag in _TAGS.items()}
@@ -503,18 +492,8 @@ def seal(frame: Frame, key: Ed25519PrivateKey, payload_hash: bytes | None = None
     if len(frame.run) != RUN_BYTES:
         raise ValueError(f"a run has {RUN_BYTES} bytes, not {len(frame.run)}")
     try:
-        header = _HEADER.pack(
-            MAGIC,
-            VERSION,
-            frame.kind,
-            0,
-            len(frame.payload),
-            frame.run,
-            frame.sender,
-            frame.recipient,
-            frame.round,
-            frame.base,
-        )
+        about = frame.run, frame.sender, frame.recipient, frame.round, frame.base
+        header = _HEADER.pack(MAGIC, VERSION, frame.kind, 0, len(frame.payload), *about)
     except struct.error as error:
         raise ValueError(f"a number does not fit into a frame's header: {error}") from None
     signature = key.sign(_signed(header, payload_hash or hashed(frame.payload)))

@@ -510,16 +510,9 @@ class ClientLedger:
             OSError: it cannot be written.
         """
         frame = self._endpoint.seal(messages.SERVER, release.update)
-        new = _Released(
-            release.round,
-            release.base,
-            release.rounds,
-            release.input_hash,
-            blake3(frame).digest(),
-            release.state,
-            frame,
-            self._unwritten,
-        )
+        about = release.round, release.base, release.rounds, release.input_hash
+        mark = blake3(frame).digest()
+        new = _Released(*about, mark, release.state, frame, self._unwritten)
         due = len(self._released)
         if release.update.round != release.round:
             raise LedgerError(f"release {release.round} holds update {release.update.round}")

@@ -228,6 +228,7 @@ class Federation(Agreement):
         sizes: rule by which clients choose sample sizes within a filter; None: as planned.
         taking: for each member the phases that it takes part in, from 0, fixed before the run; ():
             all members take part in all phases.
+        encoding: digest of how a table's records become inputs and targets; "": not known.
 
     Raises:
         FederationError: parts that contradict each other. ValueError: a value out of its range.
@@ -237,7 +238,7 @@ class Federation(Agreement):
     CALLED: ClassVar[str] = "federation"
     MEMBER: ClassVar[str] = "client"
     REFUSAL: ClassVar[type[ValueError]] = FederationError
-    LATER: ClassVar[tuple[str, ...]] = ("refreshes", "phases", "taking", "sizes")
+    LATER: ClassVar[tuple[str, ...]] = ("refreshes", "phases", "taking", "sizes", "encoding")
 
     members: tuple[Member, ...]
     parameters: int
@@ -263,6 +264,7 @@ class Federation(Agreement):
     phases: tuple[int, ...] = ()
     taking: tuple[tuple[int, ...], ...] = ()
     sizes: Sizes | None = None
+    encoding: str = ""
 
     def __post_init__(self) -> None:
         for name in ("parameters", "rounds"):

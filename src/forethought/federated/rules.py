@@ -256,10 +256,10 @@ class Synchronous:
             return False
         if not self._aggregate.count:
             # All clients of the cohort left, or the round is lost: the model stays the same.
-            lost = self._lost
-            self.version += lost
+            before = self.version
+            self.version += self._lost
             self._begin()
-            return lost
+            return self.version > before
         came, how = self._aggregate.result(), self._federation.server
         if self._step is not None:
             change = -self._step(self.version) * came.astype(np.float64)
@@ -290,20 +290,21 @@ class Synchronous:
         return tuple(self._waiting)
 
     def _begin(self) -> None:
-        """Draw a cohort for the present version; the run is finished if it is empty."""
-        self._aggregate = aggregate(
-            self._federation.robust,
-            None if self._step is not None else self.model,
-        )
-        self._asked = () if self.version >= self._federation.rounds else self._cohort()
+        """Draw a cohort for the present version, or for the next one for which somebody is there;
+        the run is finished if nobody is."""
+        centre = None if self._step is not None else self.model
+        self._aggregate = aggregate(self._federation.robust, centre)
+        # A phase whose clients all left is over: the next one may have others.
+        drawn = ((v, self._cohort(v)) for v in range(self.version, self._federation.rounds))
+        self.version, self._asked = next((one for one in drawn if one[1]), (self.version, ()))
         self._waiting = dict.fromkeys(self._asked)
         self._lost = False
         self.finished = not self._waiting
 
-    def _cohort(self) -> tuple[int, ...]:
-        takes = takers(self._federation, self.version)
+    def _cohort(self, version: int) -> tuple[int, ...]:
+        takes = takers(self._federation, version)
         able = np.flatnonzero(~self._gone & (self._next < self._limits) & takes)
-        return cohort_of(self._federation, self.version, able)
+        return cohort_of(self._federation, version, able)
 
     def state(self) -> tuple[dict[str, Any], Arrays]:
         arrays: Arrays = {
@@ -318,7 +319,6 @@ class Synchronous:
         return {"version": self.version, "finished": self.finished}, arrays
 
     def restore(self, values: Mapping[str, Any], arrays: Mapping[str, Any]) -> None:
-        self.version = int(values["version"])
         self.model = np.array(arrays["weights"], dtype=np.float32)
         self._next, self._gone = np.array(arrays["next"]), np.array(arrays["gone"])
         parts = {name: name.partition("/") for name in arrays}
@@ -328,6 +328,7 @@ class Synchronous:
             if kind == "moment"
         }
         self._begin()
+        self.version = int(values["version"])
         self._asked = tuple(arrays["asked"].tolist())
         self._waiting = dict.fromkeys(arrays["waiting"].tolist())
         self.finished = bool(values["finished"])

@@ -166,6 +166,7 @@ class Gossip(Agreement):
         window: exchange steps for which a late answer still counts.
         settle: exchange steps after the last update, in which the workers approach consensus.
         seed: of the simulation. nonce: drawn with the roster, so that every run has its own name.
+        encoding: digest of how a table's records become inputs and targets; "": not known.
 
     Raises:
         GossipError: settings contradict each other.
@@ -175,7 +176,7 @@ class Gossip(Agreement):
     CALLED: ClassVar[str] = "gossip"
     MEMBER: ClassVar[str] = "worker"
     REFUSAL: ClassVar[type[ValueError]] = GossipError
-    LATER: ClassVar[tuple[str, ...]] = ("stagger", "clock")
+    LATER: ClassVar[tuple[str, ...]] = ("stagger", "clock", "encoding")
 
     members: tuple[Member, ...]
     mixing: Mixing
@@ -198,6 +199,7 @@ class Gossip(Agreement):
     clock: Literal["own", "all"] = "own"
     seed: int = 0
     nonce: str = ""
+    encoding: str = ""
 
     def __post_init__(self) -> None:
         for name in ("parameters", "rounds", "window", "exchanges"):
@@ -326,16 +328,8 @@ class Gossip(Agreement):
 
     def with_allreduce(self) -> Gossip:
         """SYNC on the same plans, without the settings for exchanges between neighbours."""
-        plain = Compression()
-        return replace(
-            self,
-            rule="allreduce",
-            tracking=False,
-            exchanges=1,
-            compression=plain,
-            stagger=None,
-            clock="own",
-        )
+        alone = replace(self, tracking=False, exchanges=1, stagger=None, clock="own")
+        return replace(alone, rule="allreduce", compression=Compression())
 
     def waits(self, worker: int) -> float:
         """The wait before a worker's first round, as a fraction of the round's duration."""

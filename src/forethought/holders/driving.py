@@ -15,6 +15,7 @@ import time
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Container, Coroutine
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from forethought.exchange import events as on
@@ -441,19 +442,23 @@ async def reconnecting(
     connection: Callable[[], Awaitable[None]],
     back_off: tuple[float, float],
     over: Callable[[], bool] = lambda: False,
+    failed: Callable[[str], object] = lambda text: None,
 ) -> None:
     """Connect, and connect again after every loss.
 
     Args:
         connection: runs one connection to its end; an OSError or a TimeoutError: try again later.
         back_off: (first, last) seconds between two attempts. over: returns True to stop.
+        failed: called with the text of such an error.
     """
     first, last = back_off
     wait = first
     while not over():
-        with contextlib.suppress(OSError):  # TimeoutError is one
+        try:
             await connection()
             wait = first
+        except OSError as error:  # TimeoutError is one
+            failed(str(error))
         if over():
             return
         await asyncio.sleep(wait * random.uniform(0.5, 1.0))
@@ -472,6 +477,7 @@ class FederationClient:
     Attributes:
         driver: of the machine. connections: number of connections so far.
         connected: True while there is a connection.
+        trouble: why the last attempt to connect failed; "": it did not.
     """
 
     def __init__(
@@ -485,7 +491,7 @@ class FederationClient:
         self.compute = compute
         self._outbox: Outbox | None = None
         self.driver = driver(self._send, self._begin)
-        self.connections, self.connected = 0, False
+        self.connections, self.connected, self.trouble = 0, False, ""
         self._ending = False
         self._worker: threading.Thread | None = None
         self._guard = SerialDriver(self.driver)
@@ -506,6 +512,7 @@ class FederationClient:
                 lambda: self._connection(leave),
                 self._back_off,
                 lambda: self._ending or self.driver.done is not None,
+                partial(setattr, self, "trouble"),
             )
         )
         try:
@@ -531,6 +538,7 @@ class FederationClient:
         async with self._connect(self.driver.endpoint.most_bytes) as stream:
             outbox = self._outbox = Outbox()
             self.connections, self.connected = self.connections + 1, True
+            self.trouble = ""
             try:
                 self._guard.do(self.driver.stopped if leave else self.driver.connected)
                 await both_ways(stream, outbox, self._read(stream))
@@ -574,14 +582,15 @@ def over_streams(
     connect: Connect,
     *,
     leave: bool = False,
-    look: Callable[[ClientDriver, bool], None] | None = None,
+    look: Callable[[ClientDriver, bool, str], None] | None = None,
 ) -> CarryClient:
     """A carrier over streams to the server, until the machine is done, or SIGINT or SIGTERM.
 
     Args:
         connect: opens a stream: :func:`grpc_stream`, or an engine's.
         leave: leave for good; the server goes on without this client.
-        look: called every :data:`LOOK` seconds with the driver and whether it is connected.
+        look: called every :data:`LOOK` seconds with the driver, whether it is connected, and why
+            the last attempt to connect failed ("": it did not).
     """
 
     def carry(
@@ -591,7 +600,7 @@ def over_streams(
 
         def show() -> None:
             if look is not None:
-                look(client.driver, client.connected)
+                look(client.driver, client.connected, client.trouble)
 
         async def until_done() -> None:
             stop = asyncio.Event()

@@ -48,6 +48,15 @@ LAW = (
 PASS, PASSES = 512, 4
 
 
+# Settings that look at single clients, and why their models have another law then.
+_ALONE = {
+    "secure": "secure aggregation masks every client's own noised sum",
+    "deadline": "after a deadline a round goes on with those who came",
+    "sizes": "clients choose their own sizes",
+    "phases": "clients may leave phases out",
+}
+
+
 def require_fusible(federation: Federation, times: Times) -> None:
     """Refuse a federation whose global models would have another law with one sum per round.
 
@@ -71,22 +80,7 @@ def require_fusible(federation: Federation, times: Times) -> None:
             federation.robust.kind != "mean",
             f"robust {federation.robust.kind!r} looks at single updates; set it to 'mean'",
         ),
-        (
-            federation.secure is not None,
-            "secure aggregation masks every client's own noised sum; drop secure",
-        ),
-        (
-            federation.deadline is not None,
-            "after a deadline a round goes on with those who came; drop deadline",
-        ),
-        (
-            federation.sizes is not None,
-            "clients choose their own sizes; drop sizes",
-        ),
-        (
-            bool(federation.phases),
-            "clients may leave phases out; drop phases",
-        ),
+        *((bool(getattr(federation, name)), f"{why}; drop {name}") for name, why in _ALONE.items()),
         (bool(times.outages), "clients that are away delay or miss rounds; drop the outages"),
         (
             any(plan.rounds < federation.rounds for plan in plans),
@@ -355,15 +349,11 @@ class Cohort:
         make = partial(Pass, shared.model, lead.loss, self._joined, lead.plan.clip, most)
         self._pass = make()
         self._noise = randomness.BoundNoise(secrets.noise, "cohort")
-        self._secret, self._sampling = (
-            secrets.sampling,
-            randomness.Stream(secrets.sampling, "cohort"),
-        )
+        self._secret = secrets.sampling
+        self._sampling = randomness.Stream(secrets.sampling, "cohort")
         self._holders, self._own = holders, dict[int, randomness.Batches]()
         self._first = step_sizes(federation.plan(0))
-        self._pool: Pool | None = None
-        if workers:
-            self._pool = processes(workers, make, engine)
+        self._pool: Pool | None = processes(workers, make, engine) if workers else None
         self._work: Work | None = None
 
     def __enter__(self) -> Cohort:

@@ -38,6 +38,7 @@ _NAME, _CIPHERS = "GRPC_SSL_CIPHER_SUITES", "ECDHE-RSA-AES128-GCM-SHA256"
 #: True if grpc was, or will be, loaded with that list.
 RESTRICTED = "grpc" not in sys.modules or os.environ.get(_NAME) == _CIPHERS
 os.environ[_NAME] = _CIPHERS
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what it has to say, errors here say in words
 
 import grpc  # noqa: E402 (after the list of its ciphers)
 
@@ -143,12 +144,24 @@ class _GrpcStream:
             await self._call.code()
 
 
+# What gRPC says of a connection that fails → what that means, and what to do.
+_REASONS = {
+    "certificate has expired": "its certificate has expired: make new keys, and all a new roster",
+    "not yet valid": "its certificate is not valid yet: set this computer's clock right",
+    "CERTIFICATE_VERIFY_FAILED": "a stranger to this roster answers: compare its fingerprint",
+    "Socket closed": "who answers does not know this member: compare the roster's fingerprint",
+    "": "nobody answers there: see that it runs, and that this is its address",
+}
+
+
 def stream_to(service: str, roster: Roster, keys: Keys, address: str) -> driving.Connect:
     """A function that opens streams to a server over gRPC with mutual TLS.
 
     Args:
         service: name of the gRPC service. roster: of the server. keys: the client's own.
         address: host:port of the server.
+
+    Opening a stream raises a ConnectionError that says why there is no connection.
     """
 
     @contextlib.asynccontextmanager
@@ -158,9 +171,13 @@ def stream_to(service: str, roster: Roster, keys: Keys, address: str) -> driving
         options.append(("grpc.ssl_target_name_override", roster.server.name))
         credentials = channel_credentials(keys, roster)
         async with grpc.aio.secure_channel(address, credentials, options) as channel:
-            async with asyncio.timeout(10.0):
-                await channel.channel_ready()
             call = channel.stream_stream(f"/{service}/{METHOD}")()
+            try:
+                async with asyncio.timeout(10.0):
+                    await call.wait_for_connection()
+            except (TimeoutError, grpc.aio.AioRpcError) as error:
+                why = next(words for sign, words in _REASONS.items() if sign in str(error))
+                raise ConnectionError(f"no connection to {address} yet: {why}.") from None
             try:
                 yield _GrpcStream(call)
             finally:
@@ -231,7 +248,7 @@ class _Streams(ABC):
         except RuntimeError:
             port = 0
         if not port:
-            raise OSError(f"cannot listen on {address}: give another address, or end who does")
+            raise OSError(f"cannot listen on {address}: end who does, or give one of this computer")
         await server.start()
         self._server = server
         return int(port)
@@ -354,6 +371,12 @@ class FederationServer(_Streams):
             self._told.add(place)
 
 
+def is_address(text: str) -> bool:
+    """True if a text is host:port."""
+    host, _, port = text.rpartition(":")
+    return bool(host) and port.isdigit() and 0 < int(port) < 65536
+
+
 @dataclass(frozen=True)
 class PeerRoster(Everybody):
     """The workers of a gossip between sites.
@@ -380,8 +403,7 @@ class PeerRoster(Everybody):
             raise RosterError("a roster needs at least two workers, and an address of each")
         Roster(self.workers[0], self.workers[1:], self.nonce)  # names and keys, each once
         for address in self.addresses:
-            host, colon, port = address.rpartition(":")
-            if not (host and colon and port.isdigit() and 0 < int(port) < 65536):
+            if not is_address(address):
                 raise RosterError(f"{address!r} is no address: give host:port of every worker")
         twice = sorted({one for one in self.addresses if self.addresses.count(one) > 1})
         if twice:

@@ -350,6 +350,7 @@ class WorkerDriver:
         while not self._queue.empty():
             self._take(0.0)
         why = f": {self.drove.alarms[0][1]}" if self.drove.alarms else "; is anybody there?"
+        why += " See that the others run, with the same roster, at the addresses in it"
         text = f"no neighbour was met in {self._pace.meet:g} s{why}"
         if not self._returning:
             raise PeersError(text)

@@ -117,7 +117,10 @@ class StatusPage:
         Raises:
             OSError: the port is taken.
         """
-        self._server = await asyncio.start_server(self._answer, "127.0.0.1", port, limit=8192)
+        try:
+            self._server = await asyncio.start_server(self._answer, "127.0.0.1", port, limit=8192)
+        except OSError as error:
+            raise OSError(f"no status page on port {port} ({error}): give another one") from None
         return int(self._server.sockets[0].getsockname()[1])
 
     async def stop(self) -> None:
@@ -261,12 +264,12 @@ def over_grpc(
 
         stop = asyncio.Event()
         async with stop_on_signals(stop), shown(show):
-            port = await server.start(address)
             own = StatusPage(status)
             page_port = None if page is None else await own.start(page)
-            if began is not None:
-                began(port, page_port)
             try:
+                port = await server.start(address)
+                if began is not None:
+                    began(port, page_port)
                 await server.run(stop)
             finally:
                 await own.stop()
@@ -292,17 +295,11 @@ def status_of(
         )
         for client, member in enumerate(federation.members)
     )
-    return Status(
-        federation.run_id.hex()[:12],
-        federation.rule,
-        min(machine.version, federation.rounds),  # an asynchronous run's last version is one higher
-        federation.rounds,
-        machine.finished,
-        seconds,
-        clients,
-        dict(driver.counts),
-        tuple(f"{raised.code}: {raised.text}" for raised in list(driver.alarms)[-10:]),
-    )
+    run, rounds = federation.run_id.hex()[:12], federation.rounds
+    version = min(machine.version, rounds)  # an asynchronous run's last version is one higher
+    known = run, federation.rule, version, rounds, machine.finished, seconds, clients
+    last = tuple(f"{raised.code}: {raised.text}" for raised in list(driver.alarms)[-10:])
+    return Status(*known, dict(driver.counts), last)
 
 
 def require_member(keys: Keys, roster: Roster, place: int) -> None:

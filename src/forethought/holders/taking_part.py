@@ -100,7 +100,8 @@ class Share:
         if len(self.records) != plan.examples:
             raise agreed.REFUSAL(
                 f"the plan of {name!r} is for {plan.examples} examples, the data has "
-                f"{len(self.records)}: the guarantee depends on it"
+                f"{len(self.records)}, without those held out: write that into the job as this "
+                f"{agreed.MEMBER}'s examples, and have what all agree on made again"
             )
         if isinstance(agreed, Federation):
             if agreed.sizes is not None and self.payer is not None:

@@ -14,6 +14,7 @@ from typing import Any, Literal, TypeAlias, cast, overload
 
 import numpy as np
 
+from forethought.accounting.interval import warn_if_hollow
 from forethought.data import Dataset
 from forethought.data.synthetic import share_of
 from forethought.federated.federation import Federation
@@ -47,6 +48,7 @@ from forethought.rounds.randomness import Seeds
 from forethought.values.checks import real
 from forethought.values.mechanism import Budget, first_round, updates_of
 from forethought.values.plan import Plan
+from forethought.values.serialisation import digest
 from forethought.values.use import kind_of
 
 Kind = Literal["federation", "gossip"]
@@ -55,14 +57,7 @@ Section: TypeAlias = FederationSection | GossipSection
 Parts: TypeAlias = tuple[np.ndarray[Any, np.dtype[np.int64]], ...]
 # Keys of a section that the agreed federation or gossip has under the same name.
 FEDERATION_KEYS = (
-    "rule",
-    "cohort",
-    "deadline",
-    "absence",
-    "resend",
-    "seed",
-    "cadence",
-    "refreshes",
+    *("rule", "cohort", "deadline", "absence", "resend", "seed", "cadence", "refreshes"),
 )
 GOSSIP_KEYS = (
     *("rule", "exchanges", "weights", "momentum", "tracking", "window", "settle", "point"),
@@ -79,18 +74,39 @@ class Network:
     Args:
         parameters, architecture: of the model. start: digest of its first weights.
         noise_borne: norm of the noise that its weights tolerate; None: linear, or not known.
+        encoding: see :class:`~forethought.federated.federation.Federation`.
     """
 
     parameters: int
     architecture: str
     noise_borne: float | None = None
     start: str = ""
+    encoding: str = ""
 
     @classmethod
     def of(cls, loaded: load.Loaded, shared: SharedModel) -> Network:
         """The facts about a loaded job's model."""
-        start = digest_of(shared.read())
-        return cls(shared.layout.size, shared.architecture, loaded.noise_borne, start)
+        known = loaded.noise_borne, digest_of(shared.read()), encoding_of(loaded)
+        return cls(shared.layout.size, shared.architecture, *known)
+
+
+def encoding_of(loaded: load.Loaded) -> str:
+    """Digest of how a table's records become inputs and targets; "": the data was no table.
+
+    It leaves out how a member's own file writes them, which may differ from the others'.
+    """
+    encoder = loaded.dataset.encoder
+    if encoder is None:
+        return ""
+    columns = []
+    for name, kind in encoder.columns:
+        if features := kind.titles(name):
+            value = kind.to_value()
+            if isinstance(value, dict):
+                value = {k: v for k, v in value.items() if k not in ("codes", "format", "missing")}
+            columns.append([features, value])
+    values = {**encoder.to_dict(), "columns": columns, "format": None, "label": None}
+    return digest([values, loaded.request.job.data.standardise])
 
 
 @dataclass(frozen=True)
@@ -324,10 +340,14 @@ def agreed(
 
     Raises:
         JobError: no budget, too little data for a worker, or settings that several holders do not
-            support.
+            support, or that would change nothing.
+
+    Warns:
+        UserWarning: a holder's δ is so large that it promises little.
     """
     job = request.job
     load.require_possible(job)
+    _require_used(section)
     if isinstance(section, GossipSection) and job.training.size_schedule != "constant":
         raise JobError(
             "[training] size_schedule: a gossip's workers make different numbers of rounds in the "
@@ -335,10 +355,31 @@ def agreed(
             "out, or train as a federation"
         )
     budgets = tuple(_budget(job, section, place, size) for place, size in enumerate(sizes))
+    for budget, size in zip(budgets, sizes, strict=True):
+        warn_if_hollow(budget.delta, size)
     asked = _Asked(job, sizes, budgets, network)
     if isinstance(section, FederationSection):
         return _federation(asked, section, speeds), budgets
     return _gossip(asked, section, request.folder), budgets
+
+
+def _require_used(section: Section) -> None:
+    """Refuse a setting that would change nothing. Raises JobError, which names it."""
+    unused: dict[str, str] = {}
+    if isinstance(section, FederationSection):
+        if not isinstance(section.phases, int):
+            unused["without phases = a number"] = "shrink"
+        if section.rule == "synchronous":
+            unused["under the rule 'synchronous'"] = "delay"
+        if section.sizes is not None:
+            unused["beside [federation.sizes]"] = "growth"
+    elif section.rule != "asynchronous":
+        between = "difference" if section.rule == "allreduce" else ""
+        unused[f"under the rule {section.rule!r}"] = f"pause point {between}"
+    for where, names in unused.items():
+        for name in names.split():
+            if getattr(section, name) != type(section).model_fields[name].default:
+                raise JobError(f"[{section.kind}] {name} changes nothing {where}: leave it out")
 
 
 @dataclass(frozen=True)
@@ -382,8 +423,9 @@ class _Asked:
         keys = list(zip(self.sizes, batches, self.budgets, strict=True))
         known = {key: place for place, key in enumerate(dict.fromkeys(keys))}
         plans = []
+        job = self.job.with_("training", batch=None)  # which may be more than a small holder has
         for size, batch, budget in known:
-            asked = load.asked_of(self.job, size, self.network.parameters)
+            asked = load.asked_of(job, size, self.network.parameters)
             plans.append(plan(asked.with_(budget=budget, batch=batch, **agreed_on)))
         return [known[key] for key in keys], tuple(plans)
 
@@ -447,6 +489,7 @@ def _federation(asked: _Asked, section: FederationSection, speeds: Sequence[floa
         local,
         exchanged=exchanged,
         averaging=lead.averaging,
+        encoding=network.encoding,
         phases=lengths,
         taking=_taken(section, len(lengths)),
         sizes=None if section.sizes is None else section.sizes.value,
@@ -518,6 +561,7 @@ def _gossip(asked: _Asked, section: GossipSection, folder: Path | None) -> Gossi
         trust=Trust(section.difference, section.largest),
         compression=compression_of(section),
         start=network.start,
+        encoding=network.encoding,
         **{name: getattr(section, name) for name in GOSSIP_KEYS},
     )
 

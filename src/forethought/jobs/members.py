@@ -17,7 +17,7 @@ import numpy as np
 from forethought.data import Dataset
 from forethought.data.synthetic import share_of
 from forethought.exchange.events import Compute, Computed
-from forethought.exchange.keys import ROSTER, SERVER_NAME, Identity, Keys, Roster
+from forethought.exchange.keys import IDENTITY, ROSTER, SERVER_NAME, Identity, Keys, Roster
 from forethought.exchange.messages import SERVER, Join, Vector
 from forethought.exchange.storage import JOURNAL, LEDGER, FolderStorage, counted
 from forethought.federated.federation import (
@@ -32,7 +32,7 @@ from forethought.gossip.gossip import GOSSIP, Gossip, GossipError, digest_of
 from forethought.holders import flower
 from forethought.holders.cluster import ActorContext, cluster, run_workers
 from forethought.holders.driving import Begin, CarryClient, ClientDriver, Send, over_streams
-from forethought.holders.grpc import PeerRoster, SiteLinks, grpc_stream
+from forethought.holders.grpc import PeerRoster, SiteLinks, grpc_stream, is_address
 from forethought.holders.links import Launched, Pace, TeamLinks, WorkerOutcome
 from forethought.holders.server import START, CarryServer, Served, over_grpc, serve
 from forethought.holders.taking_part import (
@@ -95,6 +95,12 @@ class Membership:
         Raises:
             OSError: a file is missing. ValueError: a file is damaged.
         """
+        file = FEDERATION if kind == "federation" else GOSSIP
+        if missing := [one for one in (IDENTITY, ROSTER, file) if not (folder / one).is_file()]:
+            raise FileNotFoundError(
+                f"{folder} lacks {' and '.join(missing)}: give a member's own folder of keys, with "
+                f"{ROSTER} and {file} in it, which the command keys writes"
+            )
         keys = Keys.load(folder)
         if kind == "federation":
             return cls(keys, Roster.load(folder / ROSTER), Federation.load(folder / FEDERATION))
@@ -254,6 +260,19 @@ class _Member:
         speeds = holders.speeds_of(self.section, len(sizes))
         network = holders.Network.of(self.loaded, self.shared)
         return holders.agreed(self.loaded.request, self.section, sizes, speeds, network)[0]
+
+    def require_encoding(self) -> None:
+        """Refuse a job that turns a table's records into other inputs than was agreed.
+
+        Raises:
+            JobError: it does.
+        """
+        if self.agreed.encoding not in ("", holders.encoding_of(self.loaded)):
+            raise JobError(
+                f"[data] turns records into other inputs than those that {self.agreed.file} was "
+                "made for: take the columns, their order, their ranges and words, and the classes "
+                "of the job that all agreed on, and name the file's columns so"
+            )
 
     def share(
         self, allowed: tuple[float | None, float | None], witness: Path | None
@@ -430,6 +449,7 @@ def take_part_in_job(
             f"the federation has {count} members, this client's job {len(tables)}"
         )
     require_contract(federation, member.terms(), me)
+    member.require_encoding()
     if carry is None:
         where = _address(request, address, engine)
         connect = (
@@ -453,9 +473,15 @@ def _policy(member: _Member) -> Policy:
 
 
 def _address(request: JobRequest, address: str | None, engine: str = "grpc") -> str:
-    """The address of the server (by default the job's), or of the SuperLink."""
+    """The address of the server (by default the job's), or of the SuperLink.
+
+    Raises:
+        JobError: the job's is none.
+    """
     section = request.job.federation
     own = DEFAULT_ADDRESS if section is None or section.address is None else section.address
+    if not is_address(own):
+        raise JobError(f"[federation] address = {own!r}: give host:port, such as {DEFAULT_ADDRESS}")
     return address or (own if engine == "grpc" else SUPERLINK)
 
 
@@ -782,6 +808,7 @@ def site_worker(
     own_terms = promised(member.terms().plan(me))
     if (problem := other_terms(own_terms, promised(gossip.plan(me)), GOSSIP)) is not None:
         raise GossipError(problem)
+    member.require_encoding()
     member.shared.write(first)
     epsilon = member.allowed if epsilon is None else epsilon
     return _take_part(

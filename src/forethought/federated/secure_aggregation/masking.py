@@ -78,41 +78,26 @@ def mask(bits: int) -> np.uint64:
     return np.uint64((1 << bits) - 1)
 
 
-def pack(elements: Ring, bits: int) -> bytes:
-    """Encode each element in ⌈bits/8⌉ bytes, low byte first."""
+def pack(elements: Ring, bits: int) -> NDArray[np.int64]:
+    """Each element in ⌈bits/8⌉ bytes, low byte first, padded with zeros to 64-bit words."""
     width = -(-bits // 8)
     little = elements.astype("<u8").view(np.uint8).reshape(-1, 8)
-    return np.ascontiguousarray(little[:, :width]).tobytes()
-
-
-def words(content: bytes) -> NDArray[np.int64]:
-    """Bytes as 64-bit words, padded with zeros: the form in which messages carry them."""
+    content = np.ascontiguousarray(little[:, :width]).tobytes()
     return np.frombuffer(content + bytes(-len(content) % 8), "<i8").astype(np.int64)
 
 
-def unpack_words(content: NDArray[np.int64], bits: int, size: int) -> Ring:
-    """The inverse of :func:`pack` and :func:`words`.
-
-    Raises:
-        ValueError: not ``size`` elements, or one outside the ring.
-    """
-    length = -(-bits // 8) * size
-    whole = content.astype("<i8").tobytes()
-    if len(whole) != length + -length % 8 or any(whole[length:]):
-        raise ValueError(f"{len(whole)} bytes where {length} and padding belong")
-    return unpack(whole[:length], bits, size)
-
-
-def unpack(content: bytes, bits: int, size: int) -> Ring:
+def unpack(content: NDArray[np.int64], bits: int, size: int) -> Ring:
     """The inverse of :func:`pack`.
 
     Raises:
         ValueError: not ``size`` elements, or one outside the ring.
     """
     width = -(-bits // 8)
-    if len(content) != width * size:
-        raise ValueError(f"{len(content)} bytes where {size} elements of {width} bytes belong")
-    elements = _widened(content, width)
+    length = width * size
+    whole = content.astype("<i8").tobytes()
+    if len(whole) != length + -length % 8 or any(whole[length:]):
+        raise ValueError(f"{len(whole)} bytes where {length} and padding belong")
+    elements = _widened(whole[:length], width)
     if (elements > mask(bits)).any():
         raise ValueError(f"an element outside the ring of 2^{bits}")
     return elements

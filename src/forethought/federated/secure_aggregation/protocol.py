@@ -105,19 +105,8 @@ class Unmasking(OfAttempt):
     shares: bytes
 
 
-for _number, _kind in enumerate(
-    (
-        MaskKeys,
-        MaskRoster,
-        MaskShares,
-        MaskDelivery,
-        MaskedSum,
-        Survivors,
-        Unmasking,
-        MaskRequest,
-    ),
-    start=32,
-):
+_KINDS = MaskKeys, MaskRoster, MaskShares, MaskDelivery, MaskedSum, Survivors, Unmasking
+for _number, _kind in enumerate((*_KINDS, MaskRequest), start=32):
     register(_number, _kind)
 
 
@@ -375,7 +364,7 @@ class Participant:
                     low, high = min(client, self.me), max(client, self.me)
                     key = self._agreed(self._masking, self._roster[client][32:], low, high, b"mask")
                     masking.add_mask(hidden, key, 1 if self.me < client else -1, bits)
-            content = masking.words(masking.pack(hidden & masking.mask(bits), bits))
+            content = masking.pack(hidden & masking.mask(bits), bits)
             self._masked = MaskedSum(self.number, self.round, self.attempt, content)
         return self._say(self._masked)
 
@@ -562,7 +551,7 @@ class Aggregator:
                 given = dict(zip(map(int, message.clients), found, strict=True))
                 return given, message.sealed[-32:]
             case MaskedSum():
-                return masking.unpack_words(message.content, self.settings.bits, self.size)
+                return masking.unpack(message.content, self.settings.bits, self.size)
             case _:
                 found = pieces(message.shares, SHARE_BYTES, len(message.clients))
                 return dict(zip(map(int, message.clients), found, strict=True))
