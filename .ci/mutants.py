@@ -114,7 +114,7 @@ MUTANTS = [
            "M * printed", "printed",
            "test_erratum_004_6_proposition_3a_lacks_a_factor_m"),
     Mutant("papers: Proposition 4(b) has the fourth power", "convergence.py::proposition_4",
-           "_square(_square(goal.size))", "_square(goal.size)",
+           "root * goal.size", "root",
            "test_proposition_4_is_proposition_3_at_the_rounds_that_the_budget_buys"),
     Mutant("papers: Proposition 1 needs the conditions of its theorem",
            "Decentralised.proposition_1", "(enough, *proof)", "(enough,)",

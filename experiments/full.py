@@ -129,10 +129,10 @@ COMMANDS = (
     untimed("estimators/run.py", "estimators/results.csv", "--full", minutes=60),
     *(
         Command(
-            *("large_models/run.py", ("--full", "--text", text), "", True, False),
+            *("large_models/run.py", ("--full", *text), "", True, False),
             *("large_models/rows.jsonl", False, minutes),
         )
-        for text, minutes in (("docstrings", 10), ("services", 90))
+        for text, minutes in (((), 10), (("--text", "services", "--only", "bert"), 30))
     ),
     Command(
         "large_models/costs.py", ("--full",), "", True, False, "large_models/costs.jsonl", False

@@ -33,8 +33,9 @@ def test_the_tables_of_a_paper_are_what_its_script_prints(room: str) -> None:
     assert printed(folder / "tables.py") == (folder / "tables.md").read_text("utf-8").strip()
 
 
-def test_the_page_on_gradients_has_the_kept_ratios() -> None:
-    kept = ROOT / "benchmarks" / "gradients.json"
+@pytest.mark.parametrize("name", ["gradients", "gradients_two_threads"])
+def test_the_page_on_gradients_has_the_kept_ratios(name: str) -> None:
+    kept = ROOT / "benchmarks" / f"{name}.json"
     tables = printed(ROOT / "benchmarks" / "gradients.py", "--print", str(kept))
     assert tables in (ROOT / "docs" / "gradients.md").read_text("utf-8")
 

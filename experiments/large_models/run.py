@@ -15,7 +15,7 @@ own audit says from their losses before and after what ε the run shows.
     python experiments/large_models/run.py --full          # all rows that are not there yet
     python experiments/large_models/run.py --full --opacus # the same with Opacus, where it runs
     python experiments/large_models/run.py --recipes       # step sizes, batches and ranks
-    python experiments/large_models/run.py --full --text services
+    python experiments/large_models/run.py --full --text services --only bert
     python experiments/large_models/run.py --print         # the tables
 
 Seconds are the processor's, on one thread.
@@ -32,6 +32,7 @@ import io
 import json
 import math
 import pkgutil
+import random
 import re
 import time
 import warnings
@@ -64,11 +65,19 @@ ROWS = Path(__file__).parent / "rows.jsonl"
 PACKAGES = ("numpy", "scipy", "sklearn")
 WORDS, VOCABULARY, IGNORED, MASK = 32, 1024, -100, 1
 CANARIES, CONFIDENCE = 256, 0.05
-# Of private runs, in full and with LoRA: by experiments on other rows (--recipes) for docstrings,
-# the planner's own step size (None) for services.
-EPOCHS = {"docstrings": 3.0, "services": 5.0}
-BATCH = {"docstrings": 256, "services": 1024}
-RATES = {"docstrings": {"full": 3e-3, "lora": 1e-2}, "services": {"full": None, "lora": None}}
+# Of private runs, in full and with LoRA: passes, batch, optimizer, step size (None: the planner's).
+# Those of docstrings by experiments on other rows (--recipes), the optimizers of services by some
+# on descriptions of other services, which are not kept.
+EPOCHS = 3.0
+BATCH = {"docstrings": 256, "services": 512}
+OPTIMIZERS: dict[str, dict[str, str | None]] = {
+    "docstrings": {"full": "adam", "lora": "adam"},
+    "services": {"full": None, "lora": "adam"},
+}
+RATES: dict[str, dict[str, float | None]] = {
+    "docstrings": {"full": 3e-3, "lora": 1e-2},
+    "services": {"full": None, "lora": None},
+}
 RANK = 8
 # Without privacy.
 ALONE = {"batch": 32, "full": 1e-3, "lora": 3e-3}
@@ -114,7 +123,7 @@ def of_docstrings() -> tuple[list[str], list[list[str]]]:
 
 
 def of_services() -> tuple[list[str], list[list[str]]]:
-    """The same of botocore's services; a text that stands there twice is left out."""
+    """The same of botocore's services, as many of each; a text that stands twice is left out."""
     home = Path(import_module("botocore").__file__).parent / "data"
     services = sorted({path.parents[1] for path in home.glob("*/*/service-2.json.gz")})
     each = [descriptions(service) for service in services]
@@ -125,7 +134,8 @@ def of_services() -> tuple[list[str], list[list[str]]]:
         for own, texts in zip(kinds, service, strict=True):
             once = [text for text in texts if len(text) > 50 and count[text] == 1]
             (own if number % 2 else public).extend(once)
-    return public, kinds
+    least = min(map(len, kinds))
+    return public, [random.Random(0).sample(own, least) for own in kinds]
 
 
 TEXTS = {"docstrings": of_docstrings, "services": of_services}
@@ -212,15 +222,15 @@ def pretrained(kind: str, text: Text, small: bool) -> nn.Module:
     optimizer = torch.optim.AdamW(model.parameters(), 2e-3)
     steps = epochs * -(-len(text.public) // 64)
     rate = torch.optim.lr_scheduler.OneCycleLR(optimizer, 2e-3, steps)
-    random = torch.Generator().manual_seed(2)
+    source = torch.Generator().manual_seed(2)
     for _ in range(epochs):
-        for at in torch.randperm(len(text.public), generator=random).split(64):
+        for at in torch.randperm(len(text.public), generator=source).split(64):
             tokens = text.public[at]
             optimizer.zero_grad()
             if kind == "gpt2":
                 loss = of_documents(model(input_ids=tokens), tokens).mean()
             else:
-                hidden = torch.rand(tokens.shape, generator=random) < 0.15
+                hidden = torch.rand(tokens.shape, generator=source) < 0.15
                 scores = model(input_ids=tokens.masked_fill(hidden, MASK)).logits
                 loss = F.cross_entropy(scores[hidden], tokens[hidden])
             loss.backward()
@@ -253,12 +263,12 @@ class Task:
     def __init__(self, kind: str, text: Text) -> None:
         self.kind, self.text = kind, text.name
         self.loss = of_documents if kind == "gpt2" else of_classes
-        random = torch.Generator().manual_seed(5)
+        source = torch.Generator().manual_seed(5)
         count = min(CANARIES, len(text.private[0]) // 4)
-        tokens = torch.randint(2, VOCABULARY, (count, WORDS), generator=random)
-        classes = torch.randint(0, text.classes, (count,), generator=random)
+        tokens = torch.randint(2, VOCABULARY, (count, WORDS), generator=source)
+        classes = torch.randint(0, text.classes, (count,), generator=source)
         self.canaries = self.records(tokens, classes)
-        self.there = torch.rand(count, generator=random) < 0.5
+        self.there = torch.rand(count, generator=source) < 0.5
         own = [
             torch.cat([one, of[self.there]])
             for one, of in zip(text.private, (tokens, classes), strict=True)
@@ -302,10 +312,10 @@ def ordinary(task: Task, model: nn.Module, part: str, epochs: float) -> nn.Modul
     inputs, targets = task.data
     trained = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(trained, ALONE[part])
-    random = torch.Generator().manual_seed(6)
+    source = torch.Generator().manual_seed(6)
     model.train()
     for _ in range(round(epochs)):
-        for at in torch.randperm(len(targets), generator=random).split(int(ALONE["batch"])):
+        for at in torch.randperm(len(targets), generator=source).split(int(ALONE["batch"])):
             optimizer.zero_grad()
             outputs = model(**{name: one[at] for name, one in inputs.items()})
             task.loss(outputs, targets[at]).mean().backward()
@@ -329,9 +339,9 @@ def with_opacus(task: Task, model: nn.Module, plan: ft.Plan) -> nn.Module:
         max_grad_norm=1.0,
         expected_batch_size=round(plan.mean_batch),
     )
-    random = torch.Generator().manual_seed(7)
+    source = torch.Generator().manual_seed(7)
     for _ in range(plan.rounds):
-        drawn = torch.rand(len(targets), generator=random) < plan.mean_batch / len(targets)
+        drawn = torch.rand(len(targets), generator=source) < plan.mean_batch / len(targets)
         pieces = torch.nonzero(drawn).squeeze(1).split(32)
         for number, at in enumerate(pieces):
             optimizer.signal_skip_step(number < len(pieces) - 1)
@@ -348,9 +358,9 @@ def above(one: Any, other: Any) -> float:
 
 
 def planned(task: Task, model: nn.Module, part: str, epsilon: float, **more: Any) -> ft.Plan:
-    given = {
-        "examples": len(task.data[1]), "model": model, "optimizer": "adam",
-        "budget": ft.Budget(epsilon, 1e-5), "epochs": EPOCHS[task.text], "batch": BATCH[task.text],
+    given: dict[str, Any] = {
+        "examples": len(task.data[1]), "model": model, "optimizer": OPTIMIZERS[task.text][part],
+        "budget": ft.Budget(epsilon, 1e-5), "epochs": EPOCHS, "batch": BATCH[task.text],
         "learning_rate": RATES[task.text][part],
     }  # fmt: skip
     given.update(more)
@@ -370,7 +380,7 @@ def tried(task: Task, start: nn.Module, cell: dict[str, Any], small: bool) -> di
     plan = None if epsilon is None else planned(task, model, part, epsilon, **own)
     begin = time.process_time()
     if plan is None:
-        model = ordinary(task, model, part, 1 if small else EPOCHS[task.text])
+        model = ordinary(task, model, part, 1 if small else EPOCHS)
     elif cell["by"] == "opacus":
         model = with_opacus(task, model, plan)
     else:

@@ -302,6 +302,13 @@ def test_tensors_of_any_kind_of_numbers_are_taken() -> None:
     sparse, labels = torch.tensor(X80).to_sparse(), torch.tensor(Y80).bfloat16()
     found = convex.descend(plan, sparse, labels, start=start, seeds=seeds)
     assert found.weights.tolist() == plain.weights.tolist()
+    turned = torch.complex(torch.zeros(80, 3).double(), torch.tensor(X80)).conj().imag
+    assert convex.bounded_rows(turned, 1e3)[0].tolist() == (-X80).tolist()
+
+
+def test_rows_without_a_bound_stay_as_they_are() -> None:
+    rows, clipped = convex.bounded_rows(X80, math.inf)
+    assert clipped == 0 and rows.tolist() == X80.tolist()
 
 
 @pytest.mark.parametrize("bound", [-1.0, 0.0, math.nan])
@@ -330,6 +337,9 @@ def test_targets_are_held_to_their_bound() -> None:
     [
         ({"schedule": lambda t: (1e-6, 1.0)}, "pays for no iteration"),
         ({"schedule": lambda t: 0.1}, "iteration 1:"),
+        ({"schedule": lambda t: (10.0, 1.0, 2.0)}, "iteration 1:"),
+        ({"schedule": lambda t: [(10.0, 1.0)][t - 1]}, "iteration 2:"),
+        ({"schedule": lambda t: (1e-200, 1.0)}, "pays for no iteration"),
         ({"schedule": "constant"}, "iteration 1:"),
         ({"schedule": lambda t: (10.0 ** (100 * t), 1.0)}, "iteration 4:"),
         ({"rounds": 5}, "rounds= goes with a schedule="),

@@ -6,11 +6,17 @@ import warnings
 from typing import Any
 
 import numpy as np
+import polars as pl
 import pytest
+from joblib import Parallel, delayed, parallel_config
 from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin, clone
 from sklearn.calibration import CalibratedClassifierCV
-from sklearn.compose import TransformedTargetRegressor, make_column_transformer
+from sklearn.compose import (
+    TransformedTargetRegressor,
+    make_column_selector,
+    make_column_transformer,
+)
 from sklearn.ensemble import (
     BaggingClassifier,
     BaggingRegressor,
@@ -19,7 +25,7 @@ from sklearn.ensemble import (
     VotingRegressor,
 )
 from sklearn.experimental import enable_iterative_imputer  # noqa: F401 (for IterativeImputer)
-from sklearn.feature_selection import SequentialFeatureSelector
+from sklearn.feature_selection import SelectFromModel, SequentialFeatureSelector
 from sklearn.impute import IterativeImputer, SimpleImputer
 from sklearn.model_selection import (
     GridSearchCV,
@@ -33,7 +39,7 @@ from sklearn.multiclass import (
     OutputCodeClassifier,
 )
 from sklearn.multioutput import MultiOutputClassifier
-from sklearn.pipeline import make_pipeline, make_union
+from sklearn.pipeline import FeatureUnion, Pipeline, make_pipeline, make_union
 from sklearn.preprocessing import (
     FunctionTransformer,
     MinMaxScaler,
@@ -293,19 +299,69 @@ def test_columns_that_a_function_chooses_are_named(table: Table) -> None:
         scaler = make_column_transformer((RangeScaler(), chosen))
         pipe = make_pipeline(scaler, private()).fit(*table)
         assert (PREPARED in codes(pipe[-1])) == named
+        around = make_column_transformer((SelectFromModel(private()), chosen)).fit(*table)
+        assert (PREPARED in codes(around.transformers_[0][1].estimator_)) == named
+
+
+def test_a_selector_by_names_reads_no_values(table: Table) -> None:
+    frame = pl.DataFrame(dict(zip("abc", table[0].T[:3], strict=False))).to_pandas()
+    for how, named in (({"pattern": "^[ab]"}, False), ({"dtype_include": float}, True)):
+        scaler = make_column_transformer((RangeScaler(), make_column_selector(**how)))
+        pipe = make_pipeline(scaler, private()).fit(frame, table[1])
+        assert (PREPARED in codes(pipe[-1])) == named
 
 
 class Centred(ClassifierMixin, BaseEstimator):
     """An estimator of one's own that takes the means away before it fits a private one."""
 
     def fit(self, X: Any, y: Any) -> Centred:
+        self.later_ = clone(private())
+        self.inner_ = private().fit(X - X.mean(0), y)
+        with parallel_config("threading", n_jobs=2):
+            jobs = [delayed(clone(private()).fit)(X - X.mean(0), y)]
+            self.worker_ = Parallel()(jobs)[0]
+        return self
+
+    def partial_fit(self, X: Any, y: Any) -> Centred:
+        self.inner_ = private().fit(X - X.mean(0), y)
+        return self
+
+    def __sklearn_tags__(self) -> Any:
+        raise AttributeError("tags are those of what was not made yet")
+
+
+class OwnModel(PrivateLogisticRegression):
+    def fit(self, X: Any, y: Any, **refused: Any) -> OwnModel:
+        return super().fit(X - X.mean(0), y, **refused)
+
+
+class OwnPipeline(Pipeline):
+    def fit(self, X: Any, y: Any = None) -> OwnPipeline:
+        return super().fit(X - X.mean(0), y)
+
+
+class OwnUnion(FeatureUnion):
+    def fit(self, X: Any, y: Any = None) -> OwnUnion:
         self.inner_ = private().fit(X - X.mean(0), y)
         return self
 
 
 @pytest.mark.filterwarnings("ignore:.*Early stopping")
 def test_an_estimator_that_may_change_the_records_is_named(table: Table) -> None:
-    assert PREPARED in codes(Centred().fit(*table).inner_)
+    """It may, and need not: the words say perhaps."""
+    one = Centred().fit(*table)
+    for fitted, name in (
+        (one.inner_, "Centred"),
+        (one.worker_, "Centred"),
+        (Centred().partial_fit(*table).inner_, "Centred"),
+        (OwnModel(epsilon=1.0, feature_bound=2.0, classes=[0, 1]).fit(*table), "OwnModel"),
+        (OwnPipeline([("model", private())]).fit(*table)[-1], "OwnPipeline"),
+        (OwnUnion([]).fit(*table).inner_, "OwnUnion"),
+    ):
+        (told,) = (c for c in fitted.statement_.not_covered if c.code == PREPARED)
+        assert f"perhaps by {name}, " in str(told)
+    # A clone that is fitted later, on other records, has nothing to do with its maker.
+    assert PREPARED not in codes(one.later_.fit(*table))
     gaps = table[0].copy()
     gaps[::7, 0] = np.nan
     imputer = IterativeImputer(regression(), max_iter=1).fit(gaps)

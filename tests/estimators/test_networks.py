@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,7 @@ from torch import nn
 
 import forethought as ft
 from forethought.estimators import PrivateClassifier, PrivateRegressor
+from forethought.gradients.boundary import turns
 
 GENERATOR = np.random.default_rng(0)
 X = GENERATOR.normal(size=(300, 4))
@@ -140,7 +143,20 @@ def test_what_could_not_predict_spends_no_budget(module: Any, words: str) -> Non
 def test_a_stored_network_predicts_without_dropout() -> None:
     module = nn.Sequential(nn.Dropout(0.5), nn.Linear(4, 2))
     fitted = classifier(module=module, epochs=1).fit(X, LABELS)
-    back = pickle.loads(pickle.dumps(fitted))
+    text, held, ended = pickle.dumps(fitted), Event(), Event()
+
+    def elsewhere() -> bool:
+        with turns:
+            held.set()
+            return ended.wait(10)
+
+    # Reading waits for no one else's turn: nothing is seeded.
+    with ThreadPoolExecutor() as threads:
+        waited = threads.submit(elsewhere)
+        held.wait()
+        back = pickle.loads(text)
+        ended.set()
+        assert waited.result()
     assert (back.decision_function(X) == fitted.decision_function(X)).all()
 
 

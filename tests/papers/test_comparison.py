@@ -182,6 +182,10 @@ def test_bounds_on_utility_of_steps_that_run_away_are_infinite() -> None:
     assert found["Proposition 3(a)"].runs == math.inf
     assert found["Lemma 1"].runs == found["Lemma 1"].bound.proven == -math.inf
     assert proposition_3(5, 1.0, radius=1e200).proven == math.inf
+    loud = ft.Mechanism(ft.Rounds(1e200, 5, ft.FullBatch()))
+    noisy = ft.Plan(loud, 100, 1e-4, ft.Clip(1.0), optimizer=ft.Optimizer("sgd", 0.1))
+    told = {row.bound.name: row.runs for row in utility_bounds(noisy, 5, 1.0, 1.0)}
+    assert told["Proposition 3(a)"] == math.inf and told["Lemma 1"] == -math.inf
 
 
 def test_bounds_on_utility_are_of_descent_with_independent_noise() -> None:

@@ -290,5 +290,13 @@ def test_theorem_3_is_below_the_utility_of_independent_clients() -> None:
     assert l_utility([0.1, -0.2, 0.5, 0.4], 0.4) == 0.5
 
 
+def test_bounds_that_leave_the_doubles_have_their_sign() -> None:
+    for step, sign in ((0.1, 1), (1.0, -1)):
+        assert improvement(step, 1e200, 1e200, 1.0, 3) == sign * math.inf
+    assert improvement(0.0, 1e200, 1e200, 1.0, 3) == improvement(0.1, 0.0, 0.0, 1.0, 3) == 0
+    one, far = (proposition_4(0.1, 1.0, 1.0, 100, 5, radius=R).proven for R in (1.0, 1e100))
+    assert far == pytest.approx(one * 1e100 ** (4 / 3))
+
+
 def test_proposition_2_at_a_gap_whose_square_is_no_number() -> None:
     assert proposition_2(1, 1.0, gap=1e200).printed == 4e200

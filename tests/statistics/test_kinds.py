@@ -284,7 +284,10 @@ def test_what_comes_out_without_noise_is_what_was_asked() -> None:
     assert fine == pytest.approx(np.quantile(inside, [0.1, 0.5, 0.9]), abs=2 * 4 / 1024)
 
 
-@pytest.mark.parametrize(("low", "high", "bins"), [(0, 100, 100), (0, 49, 49), (0, 1, 100)])
+@pytest.mark.parametrize(
+    ("low", "high", "bins"),
+    [(0, 100, 100), (0, 49, 49), (0, 1, 100), (1_000_000, 1_000_001, 100)],
+)
 def test_a_number_on_an_edge_is_in_the_bin_that_begins_there(
     low: float, high: float, bins: int
 ) -> None:
@@ -304,6 +307,39 @@ def test_a_time_on_the_grid_is_in_the_step_that_ends_there() -> None:
     assert found[0] == found[1]
 
 
+def test_numbers_in_single_precision_are_on_the_edges_that_they_stand_for() -> None:
+    held = {
+        "x": np.array([step / 10 for step in range(10)], dtype=np.float32),
+        "time": np.array([step / 10 for step in range(1, 11)], dtype=np.float32),
+        "event": [1] * 10,
+    }
+    bins = Histogram(column="x", range=(0, 1), bins=10)
+    assert bins.tally(rows(held, {*held})).tolist() == [1.0] * 10
+    grid = Survival(until=1, steps=10)
+    doubled = {**held, "time": [(step - 0.5) / 10 for step in range(1, 11)]}
+    found = [grid.tally(rows(one, {*held})).tolist() for one in (held, doubled)]
+    assert found[0] == found[1]
+    # Where the type is coarser than a bin, a number stays within one bin of its own.
+    fine = Histogram(column="x", range=(1e6, 1e6 + 1), bins=100)
+    (at,) = np.flatnonzero(fine.tally(rows({"x": np.float32([1e6 + 0.5])}, {"x"})))
+    assert abs(at - 50) <= 1
+
+
+def test_a_time_just_past_the_end_by_rounding_is_at_the_end() -> None:
+    grid = Survival(until=0.3, steps=3)
+    found = [
+        grid.tally(rows({"time": [time], "event": [1]}, {"time", "event"})).tolist()
+        for time in (0.3, 0.1 + 0.2, 0.31)
+    ]
+    assert found[0] == found[1] != found[2]
+
+
+def test_names_of_bins_are_of_their_edges() -> None:
+    one = Histogram(column="x", range=(1_000_000, 1_000_001), bins=4)
+    names = [found.name for found in one.estimates(np.zeros(4), 1.0, 5)]
+    assert names[:2] == ["[1000000, 1000000.25)", "[1000000.25, 1000000.5)"]
+
+
 def test_bins_far_from_zero_have_names_of_their_own() -> None:
     one = Histogram(column="x", range=(1_600_000_000, 1_600_000_010), bins=10)
     names = [found.name for found in one.estimates(np.zeros(10), 1.0, 5)]
@@ -314,6 +350,8 @@ def test_bins_far_from_zero_have_names_of_their_own() -> None:
 def test_a_sum_lies_between_those_of_the_ends_of_its_range() -> None:
     (found,) = Sum(column="x", range=(1, 3), where=MEN).estimates(np.array([0.0]), 1e8, 10)
     assert (found.low, found.high) == (found.sampled_low, found.sampled_high) == (0, 30)
+    (found,) = Sum(column="x", range=(-6.23, 0.41)).estimates(np.array([0.0]), 1e12, 788)
+    assert found.sampled_high <= 788 * 0.41
 
 
 def test_a_survival_curve_without_noise_is_kaplan_meiers() -> None:
@@ -407,6 +445,8 @@ def test_a_wrong_declaration_is_refused_in_words(
 
 
 def test_other_is_true_or_false() -> None:
+    said = Histogram(column="x", categories=("A",), other=np.True_)  # type: ignore[arg-type]
+    assert said.to_dict()["other"] is True
     with pytest.raises(TypeError, match="other must be"):
         Histogram(column="x", categories=("A",), other="true")  # type: ignore[arg-type]
 

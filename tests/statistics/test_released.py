@@ -171,16 +171,40 @@ def test_a_survival_curve_is_within_three_hundredths_at_epsilon_one() -> None:
 
 def test_sums_are_exact_up_to_the_most_records_that_are_planned_for() -> None:
     """Beyond, a sum would have been released as the largest whole number of its grid."""
-    most, one = 1 << 19, Count(noise_multiplier=0.01)
-    asked = request([one], examples=most, delta=1e-6)
-    found = asked.release({"x": np.zeros(most, dtype=np.int8)}, seed=1).results[0][0]
-    assert abs(found.value - most) < 0.1
-    with pytest.raises(ValueError, match="too small"):
-        replace(asked, examples=most + 1)
-    with pytest.raises(ValueError, match="too small"):
-        request([Count()], examples=12_000_000, budget=50.0, delta=1e-6)
-    with pytest.raises(ValueError, match="too large"):
+    one = Count(noise_multiplier=0.0001)
+    for records in (1 << 11, (1 << 11) + 1, 1 << 18):  # the usual grid, and coarser ones
+        asked = request([one], examples=records, delta=1e-6)
+        found = asked.release({"x": np.zeros(records, dtype=np.int8)}, seed=1).results[0][0]
+        assert 0 < abs(found.value - records) < 0.001
+    with pytest.raises(ValueError, match="smaller ε"):
+        request([one], examples=1 << 19, delta=1e-6)
+    with pytest.raises(ValueError, match="larger ε"):
         planned(Quantiles(column="age", range=(0, 120)), budget=1e-6, delta=1e-6)
+
+
+@pytest.mark.parametrize(
+    "one",
+    [
+        Histogram(column="x", range=(0, 1)),
+        Mean(column="x", range=(0, 1), where={"sex": "F"}),
+        Quantiles(column="x", range=(0, 1)),
+    ],
+)
+def test_a_request_of_hundreds_of_millions_of_records_is_planned(one: Any) -> None:
+    asked = request([one], examples=400_000_000, budget=8.0, delta=1e-10)
+    assert 7.99 < asked.epsilon <= 8
+
+
+def test_noise_that_no_grid_holds_is_refused_when_it_is_asked_for_and_still_read() -> None:
+    mean = Mean(column="age", range=(0, 120), noise_multiplier=1e306)
+    count = Count(noise_multiplier=1e-320)
+    for one, records, words in ((mean, N, "too large"), (count, 10**400, "too small")):
+        with pytest.raises(ValueError, match=words):
+            request([one], examples=records, delta=1e-6)
+        asked = Request((one,), records, 1e-6)
+        assert Request.from_dict(asked.to_dict()) == asked
+        with pytest.raises(ValueError, match=words):
+            asked.release(HELD)
 
 
 def test_a_budget_has_one_delta() -> None:

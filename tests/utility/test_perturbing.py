@@ -202,6 +202,35 @@ def test_what_is_no_model_no_data_or_no_classification_is_named(digits: tuple[An
             utility_graph(linear(), digits, **{**SMALL, **change})
     with pytest.raises(ValueError, match="too few"):
         utility_graph(linear(), (digits[0][:2], digits[1][:2]), **SMALL)
+    falls = iter([0.5, -0.5])
+    done: list[int] = []
+    with pytest.raises(ValueError, match="score must be"):
+        utility_graph(
+            linear(),
+            digits,
+            **{
+                **SMALL,
+                "score": lambda *_: next(falls),
+                "progress": lambda one, of: done.append(one),
+            },
+        )
+    assert done == [1]  # as soon as it is seen
+
+
+class Half(float):
+    """A score that is a class: calling it makes a number."""
+
+    def __new__(cls, outputs: Any, targets: Any) -> Any:
+        return float.__new__(cls, 0.5)
+
+
+def test_a_score_may_be_a_class_or_yes_and_no(digits: tuple[Any, Any]) -> None:
+    for score, wanted in ((Half, 0.5), (lambda outputs, targets: True, 1.0)):
+        graph = utility_graph(linear(), digits, **{**SMALL, "score": score, "rounds": 1})
+        assert (graph.noiseless == wanted).all()
+
+
+def test_data_that_cannot_be_scored_are_named(digits: tuple[Any, Any]) -> None:
     with pytest.raises(ValueError, match="score="):
         floats = digits[0], digits[1].astype(np.float32)
         utility_graph(build("linear", inputs=(64,), classes=1), floats, **SMALL)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -281,13 +282,26 @@ def test_what_has_no_r_squared_is_refused() -> None:
     plan, inputs = small_plan(), pool(300).train.inputs
 
     def of(targets: np.ndarray, classes: int | None, outputs: int) -> None:
-        data = Dataset("p", Split(inputs, targets.astype(np.float32)), None, classes)
+        data = Dataset("p", Split(inputs, targets), None, classes)
         rehearse(plan, lambda: nn.Linear(5, outputs), data, repeats=2)
 
-    with pytest.raises(ValueError, match="one label a"):
-        of(inputs[:, :2] > 0, 2, 2)
-    with pytest.raises(ValueError, match="no R²"):
-        of(np.full(300, 2.0), None, 1)
+    for kind in (np.float32, np.int64):
+        with pytest.raises(ValueError, match="one label a"):
+            of((inputs[:, :2] > 0).astype(kind), 2, 2)
+    for constant in (np.full(300, 2.0, np.float32), np.full(300, True)):
+        with pytest.raises(ValueError, match="no R²"):
+            of(constant, None, 1)
+
+
+def test_generated_data_need_only_the_parts_of_a_data_set() -> None:
+    made = pool(200, 50)
+    parts = SimpleNamespace(train=made.train, test=made.test, name="parts")
+    found, wanted = (
+        rehearse(small_plan(), model, lambda seed, one=one: one, repeats=2) for one in (parts, made)
+    )
+    assert found.accuracies == wanted.accuracies
+    with pytest.raises(TypeError, match="data must be"):
+        rehearse(small_plan(), model, lambda seed: SimpleNamespace(train=made.train), repeats=2)
 
 
 def test_a_module_is_copied_for_every_repeat() -> None:

@@ -122,7 +122,7 @@ def _finite(what: str, given: Any) -> Array:
         TypeError: they are not numbers. ValueError: masked in places, or not finite.
     """
     if isinstance(given, Tensor):
-        dense = given.detach().cpu().to_dense()
+        dense = given.detach().cpu().to_dense().resolve_conj().resolve_neg()
         given = (dense.double() if dense.is_floating_point() else dense).numpy()
     elif hasattr(given, "toarray"):
         given = given.toarray()
@@ -146,7 +146,7 @@ def bounded_rows(features: Any, bound: float, above: Above = "clip") -> tuple[Ar
 
     Args:
         features: shape (N, d): an array, a tensor or a sparse matrix.
-        bound: the largest norm of a row, above 0.
+        bound: the largest norm of a row, above 0; infinity is no bound.
         above: "clip" scales longer rows, "refuse" raises.
 
     Returns:
@@ -157,7 +157,9 @@ def bounded_rows(features: Any, bound: float, above: Above = "clip") -> tuple[Ar
             "refuse"; or a bound that is not above 0.
         TypeError: the features or the bound are not numbers.
     """
-    rows, bound = _finite("features", features), real("bound", bound, above=0)
+    rows = _finite("features", features)
+    if not (isinstance(bound, float) and bound == math.inf):
+        bound = real("bound", bound, above=0)
     if rows.ndim != 2:
         raise ValueError(f"features must be a matrix, a row a record, not {rows.shape}")
     one_of("above", above, get_args(Above))

@@ -145,13 +145,13 @@ def horizon(
         t = len(sigmas) + 1
         try:
             sigma, eta = schedule(t)
-        except (TypeError, ArithmeticError) as error:
+        except (TypeError, ValueError, ArithmeticError, LookupError) as error:
             raise ValueError(
                 f"the schedule has no noise and step size for iteration {t}: end it with rounds=, "
                 f"or make it a function of t that returns both ({error})"
             ) from error
         sigma = real(f"sigma of iteration {t}", sigma, above=0)
-        cost = (delta / sigma) ** 2
+        cost = (delta / sigma) * (delta / sigma)  # a power is an error where this is infinite
         # Kahan summation: no rounding error accumulates over a million small costs.
         part = cost - lost
         total = spent + part

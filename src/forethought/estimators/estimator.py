@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import sparse
 from sklearn import ensemble, multiclass, multioutput
 from sklearn.base import BaseEstimator, MetaEstimatorMixin, OneToOneFeatureMixin, TransformerMixin
-from sklearn.compose import ColumnTransformer, TransformedTargetRegressor
+from sklearn.compose import ColumnTransformer, TransformedTargetRegressor, make_column_selector
 from sklearn.feature_selection import SelectFromModel
 from sklearn.impute import SimpleImputer
 from sklearn.model_selection import FixedThresholdClassifier
@@ -168,11 +168,18 @@ def fitted_on_data(step: Any) -> Iterator[str]:
         parts = given.get("steps") or given.get("transformer_list") or given.get("transformers")
         for _, part, *columns in parts or ():
             yield from fitted_on_data(part)
-            if any(map(callable, columns)):  # which columns it takes is read from the data
+            if any(map(_reads_columns, columns)):
                 yield type(step).__name__
         yield from fitted_on_data(given.get("remainder"))
     elif _READS.get(type(step), _by_tags)(step):
         yield type(step).__name__
+
+
+def _reads_columns(columns: Any) -> bool:
+    """True if which columns a transformer takes may follow from their values."""
+    if type(columns) is make_column_selector:  # a pattern is of names; a type tells of gaps
+        return (columns.dtype_include, columns.dtype_exclude) != (None, None)
+    return callable(columns)
 
 
 def _by_tags(step: Any) -> bool:
@@ -210,12 +217,12 @@ _REFUSED: dict[type, str] = {
     multiclass.OneVsOneClassifier: "gives a record to the fits of its own label, and so tells how "
     "many records each label has",
 }
-# Those that fit each part on the records as they come. Any other estimator around a fit counts as a
-# step, since it may change the records first: IterativeImputer fills their gaps with means.
+# Those whose own fit gives each part the records as they come. Any other one may change them first:
+# IterativeImputer fills gaps with means, and a subclass may do anything before it calls this fit.
 _AS_THEY_COME = MetaEstimatorMixin | FeatureUnion | ColumnTransformer
 # Function → the local variable that holds whose fit it is; the last one runs in workers.
 _OWNERS = {
-    **dict.fromkeys(("fit", "fit_transform", "fit_predict"), "self"),
+    **dict.fromkeys(("fit", "fit_transform", "fit_predict", "partial_fit"), "self"),
     "_parallel_build_estimators": "ensemble",
 }
 
@@ -230,12 +237,15 @@ class _Callers(NamedTuple):
     steps: tuple[str, ...] = ()  # fitted before, on values of the data
     unseen: bool = False  # the stack begins in a worker of joblib
     labels: str = ""  # the innermost that reads which labels occur
+    around: tuple[str, ...] = ()  # fits that may change the records before they pass them on
 
     def joined(self, clone: _Callers) -> _Callers:
         """Together with what ran when a clone was made, perhaps in another process."""
         steps = dict.fromkeys((*self.steps, *clone.steps))
         unseen, labels = self.unseen and clone.unseen, self.labels or clone.labels
-        return _Callers(self.search or clone.search, tuple(steps), unseen, labels)
+        # A clone may be fitted later, elsewhere: only around a worker's fit does its maker run.
+        around = dict.fromkeys((*self.around, *(clone.around if self.unseen else ())))
+        return _Callers(self.search or clone.search, tuple(steps), unseen, labels, tuple(around))
 
 
 def _callers() -> _Callers:
@@ -246,6 +256,7 @@ def _callers() -> _Callers:
     """
     search, unseen, labels = "", False, ""
     steps: list[Any] = []
+    around: dict[str, None] = {}
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         name, there = frame.f_code.co_name, frame.f_locals
@@ -265,15 +276,25 @@ def _callers() -> _Callers:
             labels = labels or kind.__name__
         if issubclass(kind, MetaEstimatorMixin) and not issubclass(kind, _ONLY_FIT):
             search = search or kind.__name__
-        if isinstance(owner, Pipeline):
+        known = _package(frame) in ("sklearn", "forethought")
+        if known and isinstance(owner, Pipeline):
             steps += [step for _, step in owner.steps[:-1]]
-        elif isinstance(owner, TransformedTargetRegressor):
+        elif known and isinstance(owner, TransformedTargetRegressor):
             steps.append(owner.transformer or FunctionTransformer(owner.func))
         elif isinstance(owner, BaseEstimator):
-            steps += [owner] * (not isinstance(owner, _AS_THEY_COME | PrivateEstimator))
+            chosen = isinstance(owner, ColumnTransformer) and any(
+                _reads_columns(columns) for *_, columns in owner.transformers
+            )
+            if chosen or not (known and isinstance(owner, _AS_THEY_COME | PrivateEstimator)):
+                around[kind.__name__] = None
         frame = frame.f_back
     names = dict.fromkeys(name for step in steps for name in fitted_on_data(step))
-    return _Callers(search, tuple(names), unseen, labels)
+    return _Callers(search, tuple(names), unseen, labels, tuple(around))
+
+
+def _package(frame: FrameType) -> str:
+    """The package whose code runs."""
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0]
 
 
 def cloned(original: PrivateEstimator, clone: PrivateEstimator) -> None:
@@ -305,8 +326,7 @@ def _outside() -> int:
     """The stack level of the first caller outside scikit-learn, joblib and this package."""
     level, frame = 1, sys._getframe(1)
     while frame.f_back is not None:
-        module = frame.f_globals.get("__name__", "")
-        if module.partition(".")[0] not in ("sklearn", "joblib", "forethought"):
+        if _package(frame) not in ("sklearn", "joblib", "forethought"):
             break
         level, frame = level + 1, frame.f_back
     return level
@@ -325,10 +345,12 @@ def circumstances(fitted: PrivateEstimator) -> tuple[Caveat, ...]:
         found.append(Caveat("chosen-on-private-data", words))
     if callers.labels:
         found.append(Caveat("classes-from-data", f"by {callers.labels}"))
-    steps = [f"by steps that were fitted before: {', '.join(callers.steps)}"] * bool(callers.steps)
-    if callers.unseen:
-        steps.append("perhaps by what called the worker that fitted this, which it cannot see")
-    if steps:
+    told = {
+        f"by steps that were fitted before: {', '.join(callers.steps)}": callers.steps,
+        f"perhaps by {', '.join(callers.around)}, which ran around the fit": callers.around,
+        "perhaps by what called the worker that fitted this, which it cannot see": callers.unseen,
+    }
+    if steps := [words for words, holds in told.items() if holds]:
         found.append(Caveat("preparation-from-data", "; ".join(steps)))
     return tuple(found)
 

@@ -165,12 +165,11 @@ class _PrivateLinear(PrivateEstimator):
         """
         rows = X.toarray() if sparse.issparse(X) else X
         # The norm of a row that equals the bound may exceed it by rounding.
-        with np.errstate(over="ignore"):
+        with np.errstate(over="ignore"):  # rows that overflow are replaced below
             squares = np.einsum("ij,ij->i", rows, rows, dtype=np.float64)  # no second matrix
+            found: NDArray[np.float32] = rows.astype(np.float32)
         longer = squares > (bound * (1 + 1e-6)) ** 2
         self.features_clipped_ = int(longer.sum())
-        with np.errstate(over="ignore"):  # rows that overflow are replaced below
-            found: NDArray[np.float32] = rows.astype(np.float32)
         if self.features_clipped_:
             found[longer], _ = convex.bounded_rows(rows[longer], bound, self.above)
         return found

@@ -186,13 +186,14 @@ def utility_bounds(
             "the papers' bounds are for gradient descent with independent noise: make the plan "
             "with optimizer='sgd', no option but momentum, and no strategy"
         )
-    sigmas = [plan.round(index).mean_variance ** 0.5 for index in range(plan.rounds)]
+    rounds = map(plan.round, range(plan.rounds))
+    sigmas = [each.noise_std / each.divisor for each in rounds]
     start = math.sqrt(2 * real("gap", gap, above=0) / M)
     squares = _squared_distances(start, M, step, plan.optimizer.momentum, sigmas, d)
     told: dict[str, Any] = {"gap": gap, "convexity": convexity}
     attained = M * (M * squares[:-1].mean()) if convexity is None else M / 2 * squares[-1]
     rates = [proposition_3(plan.rounds, M, **told)]
-    if math.isfinite(rho := zcdp(plan.privacy.accounted)):
+    if 0 < (rho := zcdp(plan.privacy.accounted)) < math.inf:
         rates.append(proposition_4(rho, M, plan.clip.norm, plan.examples, d, **told))
     best = best_step(sigmas[0], M * start, M, d)
     gained = improvement(step, sigmas[0], M * start, M, d)
@@ -217,10 +218,10 @@ def _squared_distances(
     """E‖θ_t‖² of SGD on M‖θ‖²/2 from a θ_0 of length ``start``, t = 0 to the number of rounds."""
     turn = np.array([[1 - step * M, -step * momentum], [M, momentum]])
     noise = np.outer([-step, 1.0], [-step, 1.0])
-    second = np.diag([start**2, 0.0])  # of θ and of the momentum's sum, over all coordinates
+    second = np.diag([start * start, 0.0])  # of θ and of the momentum's sum, over all coordinates
     found = [second[0, 0]]
     for sigma in sigmas:
-        second = turn @ second @ turn.T + d * sigma**2 * noise
+        second = turn @ second @ turn.T + d * (sigma * sigma) * noise
         found.append(second[0, 0])
     # A path that leaves the doubles is infinite from there on, where products with 0 give NaN.
     return np.asarray(np.nan_to_num(found, nan=math.inf, posinf=math.inf))

@@ -75,9 +75,11 @@ def improvement(
     It is exact if every curvature of F is M. If it is negative, the step may increase F.
     """
     eta, M = real("step", step, least=0), real("smoothness", smoothness, above=0)
-    squared = _square(real("gradient_norm", gradient_norm, least=0))
-    noise = whole("dimension", dimension) * _square(real("sigma", sigma, least=0))
-    return (eta - M * _square(eta) / 2) * squared - M * _square(eta) * noise / 2
+    norm, sigma = real("gradient_norm", gradient_norm, least=0), real("sigma", sigma, least=0)
+    # In units of the larger one, so that the difference of two infinite squares has a sign.
+    unit = max(norm, sigma) or 1.0
+    squared, noise = _square(norm / unit), whole("dimension", dimension) * _square(sigma / unit)
+    return eta * (squared - M * eta / 2 * (squared + noise)) * unit * unit
 
 
 def best_step(sigma: float, gradient_norm: float, smoothness: float, dimension: int) -> float:
@@ -209,8 +211,8 @@ def proposition_4(
         printed = 8 / 3 * (math.pi**2 * M / 3 + 1) * (_square(goal.size / M) * cost / 8) ** (1 / 3)
         proven, note = M * printed, "a factor M"
     elif goal.case == "b":
-        fourth = _square(_square(goal.size))
-        printed, proven = (8 / 3 * (cost * M * R) ** (1 / 3) for R in (goal.size, fourth))
+        root = goal.size ** (1 / 3)
+        printed, proven = (8 / 3 * (cost * M) ** (1 / 3) * R for R in (root, root * goal.size))
         note = "R printed for R⁴"
     else:
         kappa = 1 / (2 * goal.share)

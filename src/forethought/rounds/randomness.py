@@ -281,28 +281,51 @@ class GaussianNoise:
 #    clamped to ±2⁵¹γ, which increases no distance. Rounding moves each of d coordinates by at most
 #    γ/2, so one contribution moves the rounded sum by at most C + √d·γ: *the rounding is charged*.
 # 2. The noise is K·γ, K from the discrete Gaussian of parameter s ≥ σ(C + √d·γ)/γ·(1 + 2⁻³⁰), a
-#    whole number between 2²⁵ and 2²⁷. Canonne, Kamath and Steinke (2020), Algorithms 1 to 3, sample
+#    whole number between 2¹⁸ and 2²⁷. Canonne, Kamath and Steinke (2020), Algorithms 1 to 3, sample
 #    it exactly from uniform whole numbers.
 # 3. The discrete Gaussian of s is post-processing of a real one. Let y ~ N(0, s² − r²) and draw K
 #    from the discrete Gaussian of parameter r around y. By Poisson summation the normalising sum
 #    over the integers, seen from any y, is r√(2π)(1 ± τ) with τ = 2.1·exp(−2π²r²) (Micciancio and
 #    Regev 2007, Lemma 4.4; Peikert 2010, Theorem 3.1), so K has the discrete Gaussian's law up to a
 #    factor within 1 ± 3τ. With r = 3, τ < 10⁻⁷⁶; over d coordinates and T rounds, ε and ln δ change
-#    by at most 6τdT, below 10⁻⁵⁰ for any dT below 10²⁵. The slack in point 2 is a million times the
-#    loss from s to √(s² − 9), and the accountant rounds outward. So every theorem about real
-#    Gaussian noise, subsampled or not, holds for the grid.
+#    by at most 6τdT, below 10⁻⁵⁰ for any dT below 10²⁵. The slack in point 2 is over ten times the
+#    loss from s to √(s² − 9), which is 4.5/s² of s, and the accountant rounds outward. So every
+#    theorem about real Gaussian noise, subsampled or not, holds for the grid.
 
 
 # Whole numbers up to this one are exact in double precision, also with noise added.
 LIMIT = float(1 << 51)
+# A grid is never coarser than this share of the noise's deviation: s stays above 2¹⁸.
+COARSEST = 2.0**-19
 # Coordinates that are drawn at once.
 GRID_CHUNK = 1 << 16
 
 Whole = NDArray[np.int64]
 
 
+def reaching_grid(std: float, clip_norm: float, size: int, most: float) -> tuple[float, int]:
+    """Step and scale of the usual :func:`grid`, or of the finest coarser one that reaches ``most``.
+
+    Args:
+        most: the largest absolute number, at most LIMIT · COARSEST · std.
+
+    Raises:
+        ValueError, OverflowError: noise so large that rounding would show.
+    """
+    step, scale = grid(std, clip_norm, size)
+    if most <= LIMIT * step:
+        return step, scale
+    # In steps of twice the size, twice the noise has twice the scale.
+    step, scale = reaching_grid(2 * std, clip_norm, size, most)
+    return step, -(-scale // 2)
+
+
 def add_grid_noise(
-    vector: torch.Tensor, std: float, clip_norm: float, generator: np.random.Generator
+    vector: torch.Tensor,
+    std: float,
+    clip_norm: float,
+    generator: np.random.Generator,
+    most: float = 0.0,
 ) -> None:
     """Round ``vector`` to the grid and add discrete Gaussian noise, in place.
 
@@ -311,10 +334,12 @@ def add_grid_noise(
         std: the accounted standard deviation σC; 0 leaves the sum as it is.
         clip_norm: C, the most by which one contribution moves the sum.
         generator: of the noise.
+        most: the largest absolute number of a sum that is never to be clamped, as of
+            :func:`reaching_grid`.
     """
     if not std:
         return
-    step, scale = grid(std, clip_norm, vector.shape[0])
+    step, scale = reaching_grid(std, clip_norm, vector.shape[0], most)
     for start in range(0, vector.shape[0], GRID_CHUNK):
         part = vector[start : start + GRID_CHUNK]
         whole = (part / step).round_().clamp_(-LIMIT, LIMIT)

@@ -41,6 +41,10 @@ class _OfSums(kinds.Statistic):
     def size(self) -> int:
         return sum(self.axes)
 
+    @property
+    def entry(self) -> int:
+        return cumulative.UNIT
+
     def reach(self, adjacency: Adjacency) -> float:
         # Columns of C are nonnegative, so two of them are at most √2 norms apart.
         own = cumulative.norm(max(self.axes))
@@ -118,8 +122,7 @@ class Quantiles(_OfSums, kinds.OfRange):
         return (self.bins,)
 
     def tally(self, rows: TableRows) -> Array:
-        numbers = rows.numbers(self.column, self.missing)[self.kept(rows)]
-        return cumulative.encoded(kinds.binned(numbers, self.range, self.bins))
+        return cumulative.encoded(kinds.binned(self, rows, self.column, self.kept(rows)))
 
     def estimates(self, noised: Array, std: float, examples: int) -> tuple[Estimate, ...]:
         sums = np.cumsum(cumulative.rising(self.counts(noised, examples)))
@@ -201,10 +204,10 @@ class Survival(_OfSums):
         kept &= ~np.isnan(times) & (words != "")
         times, happened = times[kept], (words == spelled(self.happened))[kept]
         width = self.until / self.steps
-        at = np.clip(times, 0, self.until) / width
-        place = np.ceil(at - kinds.ON_EDGE).astype(np.int64) - 1
+        near = rows.on_edge(self.time, 0.0, self.until, self.steps)
+        place = np.ceil(np.clip(times, 0, self.until) / width - near).astype(np.int64) - 1
         place = place.clip(0, self.steps - 1)
-        beyond = times > self.until
+        beyond = times > self.until + near * width
         place[beyond] = self.steps
         events = np.bincount(place[happened & ~beyond], minlength=self.steps)
         censored = np.bincount(place[~happened | beyond], minlength=self.steps + 1)
@@ -285,16 +288,11 @@ class AUC(_OfSums):
         return (self.bins, self.bins)
 
     def tally(self, rows: TableRows) -> Array:
-        scores = rows.numbers(self.score, self.missing)
         words = rows.words(self.label, self.missing).astype(str)
-        kept = self.kept(rows) & (words != "")
-        positive = words == spelled(self.positive)
-        return np.concatenate(
-            [
-                cumulative.encoded(kinds.binned(scores[kept & of_class], self.range, self.bins))
-                for of_class in (positive, ~positive)
-            ]
-        )
+        kept, positive = self.kept(rows) & (words != ""), words == spelled(self.positive)
+        of_classes = (kept & one for one in (positive, ~positive))
+        counts = (kinds.binned(self, rows, self.score, one) for one in of_classes)
+        return np.concatenate(list(map(cumulative.encoded, counts)))
 
     def estimates(self, noised: Array, std: float, examples: int) -> tuple[Estimate, ...]:
         counts = self.counts(noised, examples)

@@ -28,9 +28,6 @@ Array = NDArray[np.float64]
 # A number in [−1, 1] is rounded to a multiple of 1/STEPS, each record by itself.
 STEPS = 1 << 20
 MOST_CATEGORIES = 10_000
-# A number this near to an edge, in widths of a bin, is on it: 29 / 100 · 100 is below 29 in
-# doubles.
-ON_EDGE = 1e-9
 # The two-sided 95 % quantile of the standard normal distribution.
 NORMAL = 1.959963984540054
 
@@ -163,6 +160,11 @@ class Statistic(ABC):
         a record that a filter leaves out.
         """
 
+    @property
+    def entry(self) -> int:
+        """The most by which one record changes a single number of the tally, in absolute value."""
+        return math.ceil(self.reach("zero-out"))
+
     @abstractmethod
     def tally(self, rows: TableRows) -> Array:
         """The sum of the records' vectors: whole numbers, exact in float64, shape (size,)."""
@@ -277,9 +279,10 @@ def _summed(
     middle, half = _middle(low, high)
     far = means((value / examples - middle) / half, std / half / examples, examples)
     far = examples * (middle + half * far)
-    ends = np.clip([value - NORMAL * std, value + NORMAL * std], examples * low, examples * high)
+    ends = value - NORMAL * std, value + NORMAL * std
     least, most = min(ends[0], far[0]), max(ends[1], far[1])
-    return Estimate(name, value, *map(float, (*ends, least, most)))
+    ends = np.clip([*ends, least, most], examples * low, examples * high)
+    return Estimate(name, value, *map(float, ends))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -400,6 +403,10 @@ class Mean(OfRange):
         # vector differ by at most `own`.
         return max(own, 2.0 * STEPS) if adjacency == "replace-one" else own
 
+    @property
+    def entry(self) -> int:
+        return STEPS
+
     def tally(self, rows: TableRows) -> Array:
         middle, half = _middle(*self.range)
         numbers = rows.numbers(self.column, self.missing)[self.kept(rows)]
@@ -449,8 +456,9 @@ class Histogram(OfColumn):
             raise ValueError(f"categories = {self.categories!r}: declare them as a list of words")
         words = tuple(map(word, self.categories))
         settle(self, categories=words)
-        if not isinstance(self.other, bool):
+        if not isinstance(self.other, bool | np.bool_):
             raise TypeError(f"other must be true or false, not {self.other!r}")
+        settle(self, other=bool(self.other))
         if bool(words) == (self.range is not None):
             raise ValueError("a histogram has either categories or a range with bins")
         if self.bins != Histogram.bins if words else self.other:
@@ -479,15 +487,15 @@ class Histogram(OfColumn):
         if self.categories:
             return (*self.categories, *(["other"] if self.other else []))
         low, high = self.range
-        edges, digits = np.linspace(low, high, self.bins + 1), 6
-        while digits < 17 and len({f"{edge:.{digits}g}" for edge in edges}) < len(edges):
-            digits += 1  # until each bin has a name of its own
+        # So many digits show every edge to a hundredth of a bin's width.
+        fine = math.log10(max(abs(low), abs(high)) / (high - low) * self.bins) - math.log10(2000)
+        edges, digits = np.linspace(low, high, self.bins + 1), min(17, 6 + max(0, math.ceil(fine)))
         return tuple(f"[{a:.{digits}g}, {b:.{digits}g})" for a, b in pairwise(edges))
 
     def tally(self, rows: TableRows) -> Array:
         kept = self.kept(rows)
         if not self.categories:
-            return binned(rows.numbers(self.column, self.missing)[kept], self.range, self.bins)
+            return binned(self, rows, self.column, kept)
         words = rows.words(self.column, self.missing)[kept]
         # Each word is in one bin, the last one if it is not declared; a missing entry, "", in none.
         place = {one: i for i, one in enumerate(map(spelled, self.categories))}
@@ -510,10 +518,16 @@ def largest(count: int) -> float:
     return float(-ndtri(-math.expm1(math.log(0.95) / count) / 2))
 
 
-def binned(numbers: Array, ends: tuple[float, float], bins: int) -> Array:
-    """Numbers of records in bins of equal width, shape (bins,); NaN is not counted."""
-    low, high = ends
+def binned(of: Any, rows: TableRows, column: str, kept: Flags) -> Array:
+    """Numbers of records in bins of equal width, shape (bins,); NaN is not counted.
+
+    Args:
+        of: a statistic with ``range`` and ``bins``.
+        kept: the records that are counted, shape (records,).
+    """
+    numbers, (low, high) = rows.numbers(column, of.missing)[kept], of.range
     inside = np.clip(numbers[~np.isnan(numbers)], low, high)
-    place = np.floor((inside - low) / (high - low) * bins + ON_EDGE).astype(np.int64)
-    place = place.clip(0, bins - 1)
-    return np.bincount(place, minlength=bins).astype(np.float64)
+    near = rows.on_edge(column, low, high, of.bins)
+    place = np.floor((inside - low) / (high - low) * of.bins + near).astype(np.int64)
+    place = place.clip(0, of.bins - 1)
+    return np.bincount(place, minlength=of.bins).astype(np.float64)

@@ -59,7 +59,7 @@ class Request(Stored):
 
     Raises:
         ValueError, TypeError: no statistics, two of the same name, one without a noise multiplier,
-            noise that is too large or too small to be exact, or a number outside its range.
+            or a number outside its range.
     """
 
     SCHEMA: ClassVar[str] = "forethought/statistics/1"
@@ -89,17 +89,6 @@ class Request(Stored):
         settle(self, examples=whole("examples", self.examples), group=whole("group", self.group))
         settle(self, delta=real("delta", self.delta, above=0, below=1))
         one_of("adjacency", self.adjacency, get_args(Adjacency))
-        for one in self.statistics:
-            step = 0.0
-            with suppress(ValueError):  # noise in which the rounding of the sum would show
-                step, _ = grid(self.noise_std(one), _unit(one, self.adjacency), one.size)
-            # Beyond the limit a tally would be released as the limit itself.
-            if self.examples * one.reach("zero-out") > randomness.LIMIT * step:
-                raise ValueError(
-                    f"{one.name!r} of {self.examples:,} records cannot be released exactly with a "
-                    f"noise multiplier of {one.noise_multiplier:.3g}, which is too "
-                    f"{'small' if step else 'large'}: change ε, or its weight or noise_multiplier"
-                )
 
     @property
     def records_per_person(self) -> int:
@@ -153,6 +142,26 @@ class Request(Stored):
         """The Statement of the planned release."""
         return replace(account(self), plan=None)
 
+    def _require_exact(self) -> None:
+        """Refuse noise with which the statistics cannot be released exactly.
+
+        Raises:
+            ValueError: so little that a sum leaves the grid, or so much that rounding would show.
+        """
+        for one in self.statistics:
+            std, most = self.noise_std(one), self.examples * one.entry
+            wrong = "small: take a smaller ε or weight, or a larger noise_multiplier"
+            # Beyond the limit a tally would be released as the limit itself.
+            if most <= randomness.LIMIT * randomness.COARSEST * std:
+                wrong = "large: take a larger ε or weight, or a smaller noise_multiplier"
+                with suppress(ValueError, OverflowError):
+                    randomness.reaching_grid(std, _unit(one, self.adjacency), one.size, most)
+                    continue
+            raise ValueError(
+                f"{one.name!r} cannot be released exactly of so many records with a noise "
+                f"multiplier of {one.noise_multiplier:.3g}, which is too {wrong}"
+            )
+
     def release(
         self,
         records: Any,
@@ -174,9 +183,11 @@ class Request(Stored):
 
         Raises:
             ValueError: a different number of records, a column that does not fit its declaration,
-                a schema of other persons than planned for, or a folder that is not empty.
+                a schema of other persons than planned for, noise that is too large or too small to
+                be exact, or a folder that is not empty.
             OSError: the file does not exist.
         """
+        self._require_exact()
         if out is not None:
             require_only(Path(out))
         _of_one_person(schema, self.group)
@@ -202,8 +213,10 @@ class Request(Stored):
             about = encoded((canonical(self.to_dict()), place))
             generator = noise.at(noise.bind(about, together))
             noised = torch.from_numpy(tally.copy())
-            std = self.noise_std(one)
-            add_grid_noise(noised, std, _unit(one, self.adjacency), generator)
+            std, unit = self.noise_std(one), _unit(one, self.adjacency)
+            most = self.examples * one.entry
+            beyond = most > randomness.LIMIT * grid(std, unit, one.size)[0]
+            add_grid_noise(noised, std, unit, generator, *([most] * beyond))
             results.append(one.estimates(noised.numpy(), std, self.examples))
         return tuple(results)
 
@@ -356,8 +369,8 @@ def request(
     Raises:
         ValueError, TypeError: a statistic is declared wrongly, or both a budget and noise
             multipliers are given, or neither; another δ than the budget's; weights, and no budget
-            to share; another group than the schema's; or a schema that drops records without a
-            label.
+            to share; another group than the schema's; a schema that drops records without a label;
+            or noise that is too large or too small to be exact.
     """
     group = _of_one_person(schema, group)
     asked = _made(statistics, schema)
@@ -373,20 +386,22 @@ def request(
     if budget is None:
         if any(one.weight != 1 for one in asked):
             raise ValueError("weight = … shares a budget: give budget= to request, or drop it")
-        return Request(tuple(asked), examples, delta, adjacency, group)
-    if told:
+    elif told:
         raise ValueError(
             f"{told[0]!r} says its own noise_multiplier, and a budget is to be shared: drop one"
         )
-    asked_for = Budget(budget, delta)
-    sigma = noise_multiplier(
-        asked_for, FullBatch(), 1, adjacency=adjacency, group=group, warn=False
-    )
-    # The combined noise is then σ again; slightly more noise, so that rounding cannot lower it.
-    sigma *= 1 if len(asked) == 1 else 1 + 2.0**-48
-    total = math.fsum(one.weight for one in asked)
-    shared = (replace(one, noise_multiplier=sigma * math.sqrt(total / one.weight)) for one in asked)
-    return Request(tuple(shared), examples, delta, adjacency, group)
+    else:
+        sigma = noise_multiplier(
+            Budget(budget, delta), FullBatch(), 1, adjacency=adjacency, group=group, warn=False
+        )
+        # The combined noise is then σ again; slightly more, so that rounding cannot lower it.
+        sigma *= 1 if len(asked) == 1 else 1 + 2.0**-48
+        total = math.fsum(one.weight for one in asked)
+        sigmas = (sigma * math.sqrt(total / one.weight) for one in asked)
+        asked = [replace(one, noise_multiplier=s) for one, s in zip(asked, sigmas, strict=True)]
+    planned = Request(tuple(asked), examples, delta, adjacency, group)
+    planned._require_exact()
+    return planned
 
 
 def release(

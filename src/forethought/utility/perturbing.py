@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Mapping, Sequence, Sized
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Unpack, get_args
 
@@ -379,7 +379,8 @@ def utility_graph(
     norms = increasing("clip_norms", clip_norms)
     sigmas = increasing("noise_multipliers", noise_multipliers)
     chosen = GraphSettings(**settings)
-    function("score", score)
+    # Unlike a callback, a class makes sense here if calling it makes a number.
+    function("score", None if isinstance(score, type) else score)
     function("progress", progress)
     draws, seed = chosen.draws, chosen.seed
     begun = initial(model, seed)
@@ -413,7 +414,7 @@ def utility_graph(
         with suppress(_ReachedError):
             train(trained, data, own, loss=loss, seed=seed, diagnostics=False, progress=stopping)
         perturbed = Perturbed(trained, *tested.take(rows), measure)
-        noiseless[row] = real("score", perturbed.scores([0.0], 0, seed)[0], least=0, most=1)
+        noiseless[row] = perturbed.scores([0.0], 0, seed)[0]
         deviations = [scale * norm * sigma for sigma in sigmas]
         for draw in range(draws + 1):
             if draw:
@@ -462,7 +463,11 @@ class Perturbed:
             self.stacked = side_by_side(model, inputs[:8])
 
     def scores(self, deviations: Sequence[float], draw: int, seed: int) -> list[float]:
-        """F at each standard deviation, with the same direction of noise for all of them."""
+        """F at each standard deviation, with the same direction of noise for all of them.
+
+        Raises:
+            TypeError, ValueError: F is no number in [0, 1].
+        """
         random = torch.Generator().manual_seed(int(_generator(seed, "draw", draw).integers(2**63)))
         directions = {
             name: torch.randn(weights.shape, generator=random).to(weights)
@@ -483,7 +488,11 @@ class Perturbed:
         device = next(iter(self._weights.values())).device
         pieces = torch.split(torch.arange(size, device=device), LOOP_EXAMPLES)
         found = [batches.call(self._model, batches.select(self._inputs, piece)) for piece in pieces]
-        return self._score(torch.cat(found), self._targets)
+        return self._scored(torch.cat(found))
+
+    def _scored(self, outputs: Any) -> float:
+        found = self._score(outputs, self._targets)
+        return real("score", int(found) if isinstance(found, bool) else found, least=0, most=1)
 
     def _many(
         self,
@@ -499,7 +508,7 @@ class Perturbed:
         values = CACHED_VALUES if self._inputs.device.type == "cpu" else DEVICE_VALUES
         pieces = torch.split(self._inputs, max(1, values // (copies * stacked.peak)))
         outputs = torch.cat([stacked(weights, piece) for piece in pieces], dim=1)
-        return [self._score(outputs[copy], self._targets) for copy in range(copies)]
+        return list(map(self._scored, outputs))
 
 
 def accuracy_of(outputs: Any, targets: Any) -> float:
@@ -537,7 +546,8 @@ def initial(model: object, seed: int | None, *sizes: int) -> nn.Module:
             "the model must be a torch module or a function that makes one, not "
             f"{type(model).__name__}"
         )
-    with turns, torch.random.fork_rng(devices=[], enabled=seed is not None):
+    # Only a seed changes the state of the process, for which others must wait.
+    with nullcontext() if seed is None else turns, torch.random.fork_rng([], seed is not None):
         if seed is not None:
             torch.manual_seed(seed)
         made = model(*sizes)
