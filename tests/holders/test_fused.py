@@ -344,6 +344,7 @@ def test_an_interrupted_one_goes_on_to_the_same_bits(
     how = {"server": ServerOptimizer("yogi"), "averaging": ft.Averaging("exponential"), **changes}
     agreed = federation(noise=1.0, **how)
     whole, expected = run(agreed, test=shares()[1])
+    encoded = replace(agreed, encoding="of a table")  # nobody else has to have the same
 
     class StopError(Exception):
         pass
@@ -361,8 +362,9 @@ def test_an_interrupted_one_goes_on_to_the_same_bits(
         run(agreed, out=out)
     with pytest.raises(CheckpointError, match="with fused"):
         run(agreed, out=out, resume=True, fused=False)
-    found, weights = run(agreed, out=out, resume=True, seeds=None, test=shares()[1])
+    found, weights = run(encoded, out=out, resume=True, seeds=None, test=shares()[1])
     assert np.array_equal(weights, expected)
+    assert np.array_equal(run(encoded, test=shares()[1])[1], expected)
     assert found.summary() == whole.summary()
     assert not (out / "keys").exists() and not (out / "fused-updates").exists()
 

@@ -102,6 +102,8 @@ try:
     channel_credentials(keys[1], Roster.of(keys[0].identity, [keys[1].identity]))
 except ConnectionPolicyError as error:
     print(error)
+import os
+assert "GRPC_VERBOSITY" not in os.environ  # what is silent here is silent in all this starts
 """
     for early in ("import grpc", "import forethought.holders.grpc, grpc"):
         folder = str(tmp_path / early.split()[1])
@@ -175,9 +177,12 @@ def test_a_client_is_told_why_it_cannot_connect(
                 await said(nobody, members["a"], roster),
                 await said(here, members["a"], Roster.of(others[0], [others[1]])),
                 await said(here, members["stranger"], roster),
+                # The resolver itself knows that there is none of these, and asks nobody.
+                await said("nobody.onion:8750", members["a"], roster),
             ]
 
-    alone, another, stranger = asyncio.run(scenario())
+    alone, another, stranger, nameless = asyncio.run(scenario())
+    assert "no host of this name" in nameless
     assert "nobody answers" in alone and "127.0.0.1:" in alone
     assert "a stranger to this roster" in another
     assert "does not know this member" in stranger

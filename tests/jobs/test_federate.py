@@ -136,9 +136,22 @@ def test_a_section_that_cannot_be_is_refused_in_words(extra: str, words: str) ->
         ("growth = 5.0\n[federation.sizes]", "growth"),
     ],
 )
-def test_a_setting_that_would_change_nothing_is_refused(extra: str, name: str) -> None:
-    with pytest.raises(JobError, match=f"{name} changes nothing"):
-        agreed(job(extra), [100] * 4, [1.0] * 4)
+def test_only_a_new_agreement_refuses_a_setting_that_would_change_nothing(
+    extra: str, name: str
+) -> None:
+    held = holders.holders_of(JobRequest("job", "", job(extra)), "federation")
+    for begin in (holders.plan_job, holders.simulate_job):
+        with pytest.raises(JobError, match=f"{name} changes nothing"):
+            begin(held)
+    with pytest.raises(ValueError, match="resume=True"):
+        holders.simulate_job(held, resume=True)
+
+
+def test_a_large_delta_is_warned_of_once() -> None:
+    asked = job(text=JOB.replace("epsilon = 4.0", "epsilon = 4.0\ndelta = 0.02"))
+    with pytest.warns(UserWarning) as told:
+        agreed(asked, [100] * 4, [1.0] * 4)
+    assert not any("promises little" in str(one.message) for one in told)
 
 
 def test_a_holder_of_few_records_has_a_batch_of_its_own_and_is_warned() -> None:

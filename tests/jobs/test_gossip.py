@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from forethought.cli import app
 from forethought.gossip.mixing import MixingError
 from forethought.holders.simulator import Hiccups
-from forethought.jobs.holders import holders_of, simulate_job
+from forethought.jobs.holders import holders_of, plan_job, simulate_job
 from forethought.jobs.job import Job, JobError, JobRequest, built_in
 
 SMALL = """
@@ -172,9 +172,9 @@ def test_words_that_contradict_are_refused(more: str, words: str) -> None:
     ],
 )
 def test_a_setting_that_the_rule_does_not_use_is_refused(rule: str, setting: str) -> None:
-    held = request(SMALL + f'rule = "{rule}"\n{setting}\n')
+    held = holders_of(request(SMALL + f'rule = "{rule}"\n{setting}\n'), "gossip")
     with pytest.raises(JobError, match="changes nothing"):
-        holders_of(held, "gossip")
+        plan_job(held)
 
 
 @pytest.mark.slow

@@ -278,6 +278,7 @@ def test_members_write_their_files_as_they_like(tmp_path: Path) -> None:
     members.make_everybody(from_file(written(tmp_path, text, 200)), "federation", keys)
     other = text.replace("age = [0, 110]", "age = {{range = [0, 110], codes = [-9]}}")
     other = other.replace('label = "died"', 'label = "died"\nseparator = ","')
+    other = other.replace('["A", "B"]', '[" A", "B "]')
     given = from_file(written(tmp_path, other, 200))
     with pytest.raises(ConnectionError, match="reached"):
         members.take_part_in_job(given, keys / "client-0", tmp_path / "a", carry=reached)
@@ -287,11 +288,73 @@ def test_a_member_is_told_what_it_lacks(tmp_path: Path) -> None:
     text, keys = SHORT, tmp_path / "keys"
     members.make_everybody(from_file(written(tmp_path, text, 200)), "federation", keys)
     nowhere = from_file(written(tmp_path, text + 'address = "hospital-server"\n', 200))
-    with pytest.raises(JobError, match="give host:port"):
-        members.take_part_in_job(nowhere, keys / "client-0", tmp_path / "a")
+    for asked in ({}, {"address": "nobody"}, {"address": "127.0.0.1:0"}):
+        with pytest.raises(JobError, match="give host:port"):
+            members.take_part_in_job(nowhere, keys / "client-0", tmp_path / "a", **asked)
+    for name, begin in (("server", members.serve_job), ("client-0", members.take_part_in_job)):
+        with pytest.raises(ConnectionError, match="reached"):  # another carrier needs no address
+            begin(nowhere, keys / name, tmp_path / name, carry=reached)
     fewer = from_file(written(tmp_path, text, 190))
     with pytest.raises(ValueError, match="without those held"):
         members.take_part_in_job(fewer, keys / "client-0", tmp_path / "a", carry=reached)
     (keys / "client-0" / "roster.json").unlink()
     with pytest.raises(FileNotFoundError, match="lacks roster"):
         members.Membership.load(keys / "client-0", "federation")
+
+
+CODED = """
+[data]
+source = "csv:{path}"
+label = "died"
+classes = {classes}
+[data.columns]
+code = {code}
+[budget]
+epsilon = 8.0
+[training]
+batch = 5
+rounds = 2
+[federation]
+clients = 2
+"""
+
+
+def coded(folder: Path, code: str, classes: str) -> JobRequest:
+    path = folder / "t.csv"
+    path.write_text("code,died\n" + "0,1\n1,0\n" * 100)
+    text = CODED.replace("{path}", str(path)).replace("{code}", code)
+    job = folder / "job.toml"
+    job.write_text(text.replace("{classes}", classes))
+    return from_file(job)
+
+
+@pytest.mark.parametrize(
+    ("code", "classes"),
+    [
+        ('["0.0", "1.0"]', "[0, 1]"),
+        ('["false", "true"]', '["0", "1"]'),
+        ('["0", "1"]', '["false", "true"]'),
+        ('{categories = ["0", "1"], lenient = true}', "[0.0, 1.0]"),
+    ],
+)
+def test_members_spell_a_word_as_their_files_do(tmp_path: Path, code: str, classes: str) -> None:
+    keys = tmp_path / "keys"
+    members.make_everybody(coded(tmp_path, '["0", "1"]', "[0, 1]"), "federation", keys)
+    given = coded(tmp_path, code, classes)
+    with pytest.raises(ConnectionError, match="reached"):
+        members.take_part_in_job(given, keys / "client-0", tmp_path / "a", carry=reached)
+
+
+def test_what_all_agree_on_says_nothing_of_an_undeclared_table(tmp_path: Path) -> None:
+    declared = coded(tmp_path, '["0", "1"]', "[0, 1]")
+    text = declared.text.replace('[data.columns]\ncode = ["0", "1"]\n', "")
+    assert text != declared.text
+    open_to_all = JobRequest("job", text, Job.parse(text))
+    assert holders_of(declared, "federation").agreed.encoding
+    assert not holders_of(open_to_all, "federation").agreed.encoding
+    # A member whose records are no declared table has nothing to compare.
+    keys = tmp_path / "keys"
+    members.make_everybody(declared, "federation", keys)
+    with pytest.raises((ConnectionError, ValueError)) as told:
+        members.take_part_in_job(open_to_all, keys / "client-0", tmp_path / "a", carry=reached)
+    assert "other inputs" not in str(told.value)

@@ -38,13 +38,14 @@ _NAME, _CIPHERS = "GRPC_SSL_CIPHER_SUITES", "ECDHE-RSA-AES128-GCM-SHA256"
 #: True if grpc was, or will be, loaded with that list.
 RESTRICTED = "grpc" not in sys.modules or os.environ.get(_NAME) == _CIPHERS
 os.environ[_NAME] = _CIPHERS
-os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what it has to say, errors here say in words
 
 import grpc  # noqa: E402 (after the list of its ciphers)
 
 SERVICE, PEERS_SERVICE, METHOD = "forethought.Federation", "forethought.Gossip", "Exchange"
 # Seconds that a finished server waits for clients that have not received the last model yet.
 LINGER = 60.0
+# Starts of addresses in which gRPC itself reads what follows.
+SCHEMES = ("unix:", "unix-abstract:", "xds:", "dns:", "ipv4:", "ipv6:")
 # Most messages that wait to be sent to one neighbour.
 _QUEUE = 8
 TLS = b"TLSv1.3"
@@ -150,7 +151,8 @@ _REASONS = {
     "not yet valid": "its certificate is not valid yet: set this computer's clock right",
     "CERTIFICATE_VERIFY_FAILED": "a stranger to this roster answers: compare its fingerprint",
     "Socket closed": "who answers does not know this member: compare the roster's fingerprint",
-    "": "nobody answers there: see that it runs, and that this is its address",
+    "Domain name not found": "there is no host of this name: see how it is spelled",
+    "": "nobody answers there yet, or not by gRPC: see that it runs, and that this is its address",
 }
 
 
@@ -371,10 +373,10 @@ class FederationServer(_Streams):
             self._told.add(place)
 
 
-def is_address(text: str) -> bool:
-    """True if a text is host:port."""
+def is_address(text: str, least: int = 1) -> bool:
+    """True if a text is host:port, with a port of at least ``least``."""
     host, _, port = text.rpartition(":")
-    return bool(host) and port.isdigit() and 0 < int(port) < 65536
+    return bool(host) and port.isdigit() and least <= int(port) < 65536
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,7 @@ from forethought.holders.trainer import Holder, ReportedAverage, SharedModel
 from forethought.holders.workers import PROCESSES, InProcess, Workers, address_of
 from forethought.rounds.contributions import Loss, check_loss, default_loss
 from forethought.rounds.randomness import Secrets, Seeds
-from forethought.rounds.records import Records, as_records, blank
+from forethought.rounds.records import Records, blank
 from forethought.training.folder import KEYS, PLAN, CheckpointError, RunSecrets, locked, wipe
 from forethought.training.metrics import evaluate
 from forethought.training.records import require_fit
@@ -468,13 +468,15 @@ def simulate(
         if not isinstance(federation, Federation):
             raise FederationError("fused = true makes one sum of a federation's cohorts")
         require_fusible(federation, times)
+    # One process reads all records, so nothing is compared; and the run's name, from which noise
+    # follows, stays that of simulations that were begun before there was an encoding.
+    federation = replace(federation, encoding="")
     check_model(model)
     shared = SharedModel(model)
     if isinstance(federation, Gossip):
         federation.require(shared.architecture, shared.read())
-    first = next(iter(shared.parameters.values()))
-    records = [as_records(share, first.dtype, first.device) for share in shares]
-    held_out = None if test is None else as_records(test, first.dtype, first.device, "test")
+    records = [shared.records(share) for share in shares]
+    held_out = None if test is None else shared.records(test, "test")
     chosen = default_loss(blank(records[0])[1]) if loss is None else loss
     tried: dict[object, object] = {}
     for one in records:

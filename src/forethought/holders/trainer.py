@@ -31,7 +31,7 @@ from forethought.holders.simulator import HolderError, Result
 from forethought.rounds import private_sum
 from forethought.rounds.contributions import Loss, require_images
 from forethought.rounds.randomness import Indices, Secrets, Seeds
-from forethought.rounds.records import Records, blank
+from forethought.rounds.records import Records, as_records, blank
 from forethought.training.folder import KEYS, RunSecrets
 from forethought.training.optimizers import (
     IterateAverage,
@@ -77,6 +77,10 @@ class SharedModel:
         """SHA-256 of names and shapes, in hexadecimal; it must be the same for all members."""
         rows = [[n, list(s)] for n, s in zip(self.layout.names, self.layout.shapes, strict=True)]
         return hashlib.sha256(json.dumps(rows).encode()).hexdigest()
+
+    def records(self, data: object, *name: str) -> Records:
+        """Data as records of the model's type and device; see :func:`as_records`."""
+        return as_records(data, torch.float32, self.layout.device, *name)
 
     def read(self) -> Vector:
         """The weights, float32, shape (parameters,)."""

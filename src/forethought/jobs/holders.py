@@ -16,6 +16,8 @@ import numpy as np
 
 from forethought.accounting.interval import warn_if_hollow
 from forethought.data import Dataset
+from forethought.data.columns import Category
+from forethought.data.files import spelled
 from forethought.data.synthetic import share_of
 from forethought.federated.federation import Federation
 from forethought.federated.federation import Member as Client
@@ -63,6 +65,8 @@ GOSSIP_KEYS = (
     *("rule", "exchanges", "weights", "momentum", "tracking", "window", "settle", "point"),
     *("pause", "stagger", "clock", "seed"),
 )
+# Keys of a column that say how one member's file writes it.
+_OWN_FILE = ("codes", "format", "missing", "lenient")
 # The paper's cases: factors on the time of a worker, and on batch and step size.
 HICCUP, LARGE = 2.0, 2.0
 
@@ -91,22 +95,27 @@ class Network:
 
 
 def encoding_of(loaded: load.Loaded) -> str:
-    """Digest of how a table's records become inputs and targets; "": the data was no table.
+    """Digest of how a declared table's records become inputs and targets; "": it is none.
 
     It leaves out how a member's own file writes them, which may differ from the others'.
     """
-    encoder = loaded.dataset.encoder
-    if encoder is None:
+    encoder, data = loaded.dataset.encoder, loaded.request.job.data
+    # Without a declaration words and classes come from private records, and a digest that others
+    # get would let them test guesses.
+    if encoder is None or data.columns is None:
         return ""
-    columns = []
+    columns: list[Any] = []
     for name, kind in encoder.columns:
-        if features := kind.titles(name):
-            value = kind.to_value()
-            if isinstance(value, dict):
-                value = {k: v for k, v in value.items() if k not in ("codes", "format", "missing")}
-            columns.append([features, value])
-    values = {**encoder.to_dict(), "columns": columns, "format": None, "label": None}
-    return digest([values, loaded.request.job.data.standardise])
+        value = kind.to_value()
+        if isinstance(value, dict):
+            value = {k: v for k, v in value.items() if k not in _OWN_FILE}
+        if isinstance(kind, Category):
+            value["categories"] = list(map(spelled, kind.words))
+        count = len(kind.titles(name))
+        columns += [[name, count, value]] if count else []
+    classes = encoder.classes and list(map(spelled, encoder.classes))
+    known = {"columns": columns, "classes": classes, "format": None, "label": None}
+    return digest([{**encoder.to_dict(), **known}, data.standardise])
 
 
 @dataclass(frozen=True)
@@ -139,8 +148,7 @@ class Holders:
     def fused(self) -> bool:
         """True if a simulation makes one private sum for a whole cohort."""
         federation = self.loaded.request.job.federation
-        star = isinstance(self.agreed, Federation)
-        return star and federation is not None and federation.fused
+        return self.agreed.CALLED == "federation" and federation is not None and federation.fused
 
     def share(self, place: int) -> Dataset:
         """One holder's own records.
@@ -243,9 +251,11 @@ def simulate_job(
         federation: in which every client computes on the same share of its records).
 
     Raises:
-        JobError: the job has a ``[ledger]``.
+        JobError: the job has a ``[ledger]``, or a new simulation a setting that changes nothing.
     """
     loaded, times = held.loaded, held.times
+    if not options.get("resume"):
+        require_used(loaded.request.job, held.agreed.CALLED)
     if loaded.request.job.ledger is not None:
         raise JobError(
             "a simulation has one process for all holders, and [ledger] is of one of them: leave "
@@ -281,9 +291,10 @@ def plan_job(held: Holders, observers: Sequence[str] = ()) -> FederatedPlan | Go
         observers: names of distant workers who share what they see.
 
     Raises:
-        JobError: an observer that is no worker. NetworkViewError: see
-            :func:`~forethought.planning.holders.predict_gossip`.
+        JobError: an observer that is no worker, or a setting that changes nothing.
+        NetworkViewError: see :func:`~forethought.planning.holders.predict_gossip`.
     """
+    require_used(held.loaded.request.job, held.agreed.CALLED)
     if isinstance(held.agreed, Federation):
         return predict(held.agreed, held.budgets, held.speeds, held.times)
     names = held.agreed.names
@@ -340,14 +351,13 @@ def agreed(
 
     Raises:
         JobError: no budget, too little data for a worker, or settings that several holders do not
-            support, or that would change nothing.
+            support.
 
     Warns:
         UserWarning: a holder's δ is so large that it promises little.
     """
     job = request.job
     load.require_possible(job)
-    _require_used(section)
     if isinstance(section, GossipSection) and job.training.size_schedule != "constant":
         raise JobError(
             "[training] size_schedule: a gossip's workers make different numbers of rounds in the "
@@ -356,30 +366,36 @@ def agreed(
         )
     budgets = tuple(_budget(job, section, place, size) for place, size in enumerate(sizes))
     for budget, size in zip(budgets, sizes, strict=True):
-        warn_if_hollow(budget.delta, size)
+        if budget.delta * size <= 1:  # of a larger one the planner warns
+            warn_if_hollow(budget.delta, size)
     asked = _Asked(job, sizes, budgets, network)
     if isinstance(section, FederationSection):
         return _federation(asked, section, speeds), budgets
     return _gossip(asked, section, request.folder), budgets
 
 
-def _require_used(section: Section) -> None:
-    """Refuse a setting that would change nothing. Raises JobError, which names it."""
+def require_used(job: Job, kind: str) -> Section:
+    """A job's section, for a new agreement; one that goes on keeps what it began with.
+
+    Raises:
+        JobError: there is none, or a setting in it would change nothing; the message names it.
+    """
+    section = section_of(job, kind)
     unused: dict[str, str] = {}
     if isinstance(section, FederationSection):
         if not isinstance(section.phases, int):
-            unused["without phases = a number"] = "shrink"
+            unused["shrink"] = "without phases = a number"
         if section.rule == "synchronous":
-            unused["under the rule 'synchronous'"] = "delay"
+            unused["delay"] = "under the rule 'synchronous'"
         if section.sizes is not None:
-            unused["beside [federation.sizes]"] = "growth"
+            unused["growth"] = "beside [federation.sizes]"
     elif section.rule != "asynchronous":
-        between = "difference" if section.rule == "allreduce" else ""
-        unused[f"under the rule {section.rule!r}"] = f"pause point {between}"
-    for where, names in unused.items():
-        for name in names.split():
-            if getattr(section, name) != type(section).model_fields[name].default:
-                raise JobError(f"[{section.kind}] {name} changes nothing {where}: leave it out")
+        names = ["pause", "point"] + ["difference"] * (section.rule == "allreduce")
+        unused = dict.fromkeys(names, f"under the rule {section.rule!r}")
+    for name, where in unused.items():
+        if getattr(section, name) != type(section).model_fields[name].default:
+            raise JobError(f"[{section.kind}] {name} changes nothing {where}: leave it out")
+    return section
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ from forethought.gossip.gossip import GOSSIP, Gossip, GossipError, digest_of
 from forethought.holders import flower
 from forethought.holders.cluster import ActorContext, cluster, run_workers
 from forethought.holders.driving import Begin, CarryClient, ClientDriver, Send, over_streams
-from forethought.holders.grpc import PeerRoster, SiteLinks, grpc_stream, is_address
+from forethought.holders.grpc import SCHEMES, PeerRoster, SiteLinks, grpc_stream, is_address
 from forethought.holders.links import Launched, Pace, TeamLinks, WorkerOutcome
 from forethought.holders.server import START, CarryServer, Served, over_grpc, serve
 from forethought.holders.taking_part import (
@@ -49,7 +49,7 @@ from forethought.jobs.load import Loaded, arranged_for, load_job, module_of, req
 from forethought.planning import defaults
 from forethought.rounds.contributions import Loss, default_loss
 from forethought.rounds.randomness import Seeds
-from forethought.rounds.records import as_records, blank
+from forethought.rounds.records import blank
 from forethought.training.execution import InterruptGuard, launched
 from forethought.training.folder import KEYS, RESERVATION, wipe
 from forethought.training.metrics import evaluate
@@ -112,8 +112,7 @@ class Membership:
     def place(self) -> int:
         """The member's own place in the roster."""
         own = self.keys.identity.name if isinstance(self.roster, Roster) else self.keys
-        found: int = self.roster.place(own)
-        return found
+        return int(self.roster.place(own))
 
 
 def make_everybody(
@@ -171,9 +170,9 @@ def planned(
     See :func:`~forethought.jobs.holders.holders_of`.
 
     Raises:
-        JobError: the rule is "allreduce".
+        JobError: the rule is "allreduce", or a setting changes nothing.
     """
-    section = holders.section_of(request.job, kind)
+    section = holders.require_used(request.job, kind)
     if section.rule == "allreduce":
         raise JobError(
             "rule = 'allreduce' needs links that can reduce: run it under torchrun, or take "
@@ -267,7 +266,8 @@ class _Member:
         Raises:
             JobError: it does.
         """
-        if self.agreed.encoding not in ("", holders.encoding_of(self.loaded)):
+        own, agreed = holders.encoding_of(self.loaded), self.agreed.encoding
+        if own and agreed and own != agreed:
             raise JobError(
                 f"[data] turns records into other inputs than those that {self.agreed.file} was "
                 "made for: take the columns, their order, their ranges and words, and the classes "
@@ -286,9 +286,8 @@ class _Member:
         if not (self.out / LEDGER).exists():  # these, where it was killed before the ledger was
             require_only(self.out, KEYS, RESERVATION, "member", "member.part")
         job, agreed, loaded = self.loaded.request.job, self.agreed, self.loaded
-        first = next(iter(self.shared.parameters.values()))
         found = arranged_for(loaded, self.own, agreed.plan(self.me))
-        records = as_records(found.data, first.dtype, first.device)
+        records = self.shared.records(found.data)
         loss = found.loss or default_loss(blank(records)[1])
         require_fit(self.shared.model, loss, records)
         seeds = Seeds(job.run.seed, job.run.noise_seed).part(self.me)
@@ -340,8 +339,7 @@ def _accuracy(loaded: Loaded, shared: SharedModel, loss: Loss | None = None) -> 
     """The model's accuracy on the job's held-out data; None: there are none."""
     if loaded.held_out is None:
         return None
-    first = next(iter(shared.parameters.values()))
-    records = as_records(loaded.held_out, first.dtype, first.device, "test")
+    records = shared.records(loaded.held_out, "test")
     loss = loss or default_loss(blank(records)[1])
     return evaluate(shared.model, dict(shared.parameters), loss, records)[1]
 
@@ -387,14 +385,13 @@ def serve_job(
     require_architecture(shared, federation)
     if not (out / JOURNAL).exists():
         require_only(out, START)
-    where = _address(request, address)
     served = serve(
         federation,
         member.roster,
         member.keys,
         shared.read(),
         out,
-        carry or over_grpc(member.roster, member.keys, where, **options),
+        carry or over_grpc(member.roster, member.keys, _address(request, address, 0), **options),
         average=partial(ReportedAverage.of, federation, shared.layout),
     )
     if not served.finished:
@@ -439,7 +436,6 @@ def take_part_in_job(
     require_engine(engine)
     held = Membership.load(folder, "federation")
     federation, me = held.agreed, held.place
-    holders.section_of(request.job, "federation")  # refuses a job without one
     if request.job.payer is not None and not (out / RESERVATION).is_file():
         request.job.payer.require()  # report an exhausted budget before the data are read
     member = _Member.of(request, federation, me, out, data_dir)
@@ -451,11 +447,10 @@ def take_part_in_job(
     require_contract(federation, member.terms(), me)
     member.require_encoding()
     if carry is None:
-        where = _address(request, address, engine)
         connect = (
-            grpc_stream(held.roster, held.keys, where)
+            grpc_stream(held.roster, held.keys, _address(request, address))
             if engine == "grpc"
-            else flower.node_stream(where, certificates, node_key)
+            else flower.node_stream(address or SUPERLINK, certificates, node_key)
         )
         carry = over_streams(connect, **options)
     allowed = policy or _policy(member)
@@ -472,17 +467,20 @@ def _policy(member: _Member) -> Policy:
     return Policy(epsilon, delta, secure=member.agreed.secure is not None)
 
 
-def _address(request: JobRequest, address: str | None, engine: str = "grpc") -> str:
-    """The address of the server (by default the job's), or of the SuperLink.
+def _address(request: JobRequest, address: str | None, least: int = 1) -> str:
+    """The address of the server over gRPC: by default the job's.
+
+    Args:
+        least: the lowest port; 0 for a server, which may listen on any free one.
 
     Raises:
-        JobError: the job's is none.
+        JobError: it is none.
     """
     section = request.job.federation
-    own = DEFAULT_ADDRESS if section is None or section.address is None else section.address
-    if not is_address(own):
-        raise JobError(f"[federation] address = {own!r}: give host:port, such as {DEFAULT_ADDRESS}")
-    return address or (own if engine == "grpc" else SUPERLINK)
+    where = address or (section and section.address) or DEFAULT_ADDRESS
+    if not where.startswith(SCHEMES) and not is_address(where, least):
+        raise JobError(f"the address {where!r} is none: give host:port, such as {DEFAULT_ADDRESS}")
+    return where
 
 
 def require_engine(name: str) -> None:
@@ -678,6 +676,7 @@ def begun_in(
         JobError, GossipError: the job has other terms now.
     """
     if not (out / GOSSIP).exists():
+        holders.require_used(request.job, "gossip")
         require_only(out, FIRST)
         out.mkdir(parents=True, exist_ok=True)
         np.save(out / FIRST, first)
@@ -748,6 +747,7 @@ def launched_worker(
             "torchrun carries rule = 'allreduce' alone, since it ends all workers with the first "
             "that dies: run the other rules with forethought gossip train"
         )
+    holders.require_used(request.job, "gossip")  # such a run is always a new one
     held = holders.holders_of(request, "gossip", data_dir)
     shared, name = held.shared, held.agreed.names[here.rank]
     # A lost worker cannot join again: it gets this error before it tries.
@@ -838,10 +838,9 @@ def _require_same(request: JobRequest, gossip: Gossip) -> None:
     compared["compression"] = (holders.compression_of(section), gossip.compression)
     mixing = holders.mixing_of(section, gossip.workers, request.folder)
     compared["graph and mixing"] = (mixing, gossip.mixing)
-    other = [name for name, (here, agreed) in compared.items() if here != agreed]
-    if other:
-        name = other[0]
-        here, agreed = compared[name]
+    for name, (here, agreed) in compared.items():
+        if here == agreed:
+            continue
         words = "" if name == "graph and mixing" else f" ({here!r} here, {agreed!r} agreed)"
         raise JobError(
             f"[gossip] {name} differs from what was agreed on{words}: take the job that all agreed "
