@@ -56,8 +56,9 @@ def _show_warning(message: Warning | str, *_where: object) -> None:
 
 def main() -> None:
     """Run the command line; an expected failure prints one line and gives an exit status."""
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        # A pipe may have an encoding without ε: what was paid for must not end in an error.
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        # A pipe may have an encoding without ε: what was paid for must not end in an error. What
+        # somebody chose (PYTHONIOENCODING) stays.
         sys.stdout.reconfigure(errors="replace")
     try:
         with warnings.catch_warnings():

@@ -318,6 +318,50 @@ def test_a_decimal_comma_is_found_in_quotes_and_after_many_whole_numbers(tmp_pat
     assert 'decimal = ","' in text and "dose = [0, 70" in text
 
 
+@pytest.mark.parametrize("other", ['"{},{}"', "{},{}", '"{},1{:02}"'])
+def test_commas_of_lists_and_thousands_beside_points_are_no_decimal_commas(tmp_path, other):
+    path = tmp_path / "t.csv"
+    entries = ((other if row > 30 else "{}").format(row % 5 + 1, row % 7) for row in range(ROWS))
+    rows = (f"{one};{row % 70}.5;{row % 3 % 2}" for row, one in enumerate(entries))
+    path.write_text("\n".join(["codes;dose;y", *rows]))
+    text = job_for(path)
+    assert "decimal" not in text and "dose = [0, 70]" in text
+
+
+@pytest.mark.parametrize(("entry", "decimal"), [("{},{:03}", False), ("0,{}{:02}", True)])
+def test_commas_that_may_all_separate_thousands_are_asked_about(tmp_path, entry, decimal):
+    path = tmp_path / "t.csv"
+    entries = (entry.format(row % 9 + 1, row % 90) for row in range(ROWS))
+    rows = (f"{one};{row % 3 % 2}" for row, one in enumerate(entries))
+    path.write_text("\n".join(["income;y", *rows]))
+    text = job_for(path)
+    assert ("decimal" in text) == decimal and ("numbers or days?" in text) != decimal
+
+
+def test_a_damaged_letter_behind_good_ones_is_told(tmp_path):
+    path = tmp_path / "t.csv"
+    rows = [f"{row % 50},{'Süd' if row % 3 else 'Nord'},{row % 2}" for row in range(20_000)]
+    content = "\n".join(["age,ward,y", *rows]).encode()
+    path.write_bytes(content[:100_000] + content[100_000:].replace(b"Nord", b"Nor\xe9", 1))
+    with pytest.raises(DataError, match="UTF-8 text"):
+        job_for(path)
+
+
+def test_a_letter_that_a_piece_ends_in_is_whole(tmp_path):
+    path = tmp_path / "t.csv"
+    rows = "\n".join(["age,y", *(f"{row % 50},{row % 2}" for row in range(200))]).encode()
+    blank = b"\n" * ((1 << 20) - len(rows) - 3)
+    path.write_bytes(rows + blank + "\n7ü,0\n".encode())
+    assert "encoding" not in job_for(path)
+
+
+def test_a_name_in_brackets_is_no_json(tmp_path):
+    path = tmp_path / "t.csv"
+    rows = [f"{row % 50},{row % 2}" for row in range(200)]
+    path.write_bytes("\n".join(["[größe],[y]", *rows]).encode("cp1252"))
+    assert 'encoding = "cp1252"' in job_for(path)
+
+
 def test_separators_inside_of_quotes_separate_nothing(tmp_path):
     path = tmp_path / "t.csv"
     rows = [f"{row % 50};{row % 2}" for row in range(200)]
@@ -333,10 +377,19 @@ def test_a_letter_of_another_encoding_far_down_is_found(tmp_path):
     assert 'encoding = "cp1252"' in text and '"Süd"' in text
 
 
-def test_what_is_no_text_is_called_by_its_kind(tmp_path):
+@pytest.mark.parametrize(
+    ("start", "kind"),
+    [
+        (b"PK\x03\x04\xff\xfe\n\x00", "Excel workbook"),
+        (b"\xd0\xcf\x11\xe0\xa1\xb1\n", "old Excel workbook"),
+        (b"\xef\xbb\xbf<HTML>\xe4", "web page"),
+        (b'[\n {"age": 1}]', "JSON"),
+    ],
+)
+def test_what_is_no_text_is_called_by_its_kind(tmp_path, start, kind):
     path = tmp_path / "t.csv"
-    path.write_bytes(b"PK\x03\x04\xff\xfe\n\x00" + bytes(100))
-    with pytest.raises(DataError, match="Excel workbook"):
+    path.write_bytes(start + bytes(100))
+    with pytest.raises(DataError, match=kind):
         job_for(path)
 
 

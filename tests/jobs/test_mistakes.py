@@ -345,6 +345,36 @@ def test_an_output_without_greek_letters_shows_the_rest(monkeypatch: pytest.Monk
     assert not ended.value.code and b"clip norm" in written.getvalue().lower()
 
 
+def test_what_somebody_chose_for_letters_that_cannot_be_shown_stays(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    chosen = io.TextIOWrapper(io.BytesIO(), "ascii", errors="backslashreplace")
+    monkeypatch.setattr(sys, "stdout", chosen)
+    monkeypatch.setattr(sys, "argv", ["forethought", "--version"])
+    with pytest.raises(SystemExit):
+        main()
+    assert chosen.errors == "backslashreplace"
+
+
+@pytest.mark.skipif(os.name != "posix", reason="links, modes and pipes of POSIX")
+def test_a_first_job_file_is_written_through_a_link_and_into_a_pipe(
+    forethought: Callable[..., Outcome],
+) -> None:
+    Path("t.csv").write_text("\n".join(["age,y", *(f"{row % 50},{row % 2}" for row in range(200))]))
+    own, link = Path("own.toml"), Path("link.toml")
+    own.write_text("old")
+    own.chmod(0o660)
+    link.symlink_to("own.toml")
+    assert not forethought("init", "t.csv", "--out", "link.toml", "--overwrite")[0]
+    assert link.is_symlink() and "[budget]" in own.read_text()
+    assert own.stat().st_mode & 0o777 == 0o660
+    os.mkfifo("pipe")
+    reading = os.open("pipe", os.O_RDONLY | os.O_NONBLOCK)
+    assert not forethought("init", "t.csv", "--out", "pipe", "--overwrite")[0]
+    assert os.read(reading, 1 << 16).decode() == own.read_text()
+    os.close(reading)
+
+
 def test_a_first_job_file_is_written_whole_or_not_at_all(
     forethought: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
 ) -> None:

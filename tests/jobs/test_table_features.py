@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import re
 from collections.abc import Iterator
@@ -141,44 +142,113 @@ def test_what_is_released_first_is_marked_before_another_process_may_enter(
     book.close()
 
 
-@pytest.mark.parametrize("paid", [True, False])
-def test_a_run_that_stops_before_its_first_round_can_be_resumed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, paid: bool
-) -> None:
-    """Begun anew, it would be paid for a second time."""
-    url = f"sqlite:///{tmp_path / 'books.db'}"
-    asked, folder = request(tmp_path, rounds=2, basis="hats", ranges=True, centre=False), "run"
-    if paid:
-        book = create(url, actor="owner")
-        book.open_account(Account("rows", ft.Budget(8.0, 1e-3)), "renyi")
-        asked = paying(asked, f"{url}#rows")
-    prepared = prepare(asked)
+def opened_book(folder: Path) -> tuple[str, Any]:
+    url = f"sqlite:///{folder / 'books.db'}"
+    book = create(url, actor="owner")
+    book.open_account(Account("rows", ft.Budget(20.0, 1e-3)), "renyi")
+    return f"{url}#rows", book
 
-    def stop(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
 
-    files: list[Path] = []
+def stop(*_: object, **__: object) -> None:
+    raise KeyboardInterrupt
 
-    def one_file(path: Path, content: bytes, **options: Any) -> None:
-        files.append(path)
-        if len(files) > 1:
-            raise KeyboardInterrupt
+
+def before(name: str, error: BaseException) -> Any:
+    """A writer of files that fails in place of writing one of them."""
+
+    def write(path: Path, content: bytes, **options: Any) -> None:
+        if path.name == name:
+            raise error
         replace_file(path, content, **options)
 
+    return write
+
+
+RANGES = {"rounds": 2, "basis": "hats", "ranges": True, "centre": False}
+
+
+@pytest.mark.parametrize("kind", ["asked", "default", "saved"])
+def test_a_paid_run_that_stops_while_ranges_are_released_goes_on_and_pays_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    place, book = opened_book(tmp_path)
+    saved = None
+    if kind == "saved":
+        saved = tmp_path / "plan.json"
+        prepare(request(tmp_path, **{**RANGES, "rounds": 3})).plan.save(saved)
+    asked = request(tmp_path, **({"rounds": 2} if kind == "default" else RANGES))
+    prepared, folder = prepare(paying(asked, place), saved_plan=saved), tmp_path / "run"
     with monkeypatch.context() as patched:
-        if paid:
-            patched.setattr("forethought.rounds.preparation.prepare", stop)
-        else:
-            patched.setattr("forethought.training.folder.replace_file", one_file)
+        patched.setattr("forethought.rounds.preparation.prepare", stop)
         with pytest.raises((Interrupted, KeyboardInterrupt)):
-            run(prepared, tmp_path / folder)
-    begun = resumed(tmp_path / folder)
-    found = run(prepare(begun, resume=tmp_path / folder), tmp_path / folder, resume=True)
+            run(prepared, folder)
+    found = run(prepare(resumed(folder), resume=folder), folder, resume=True)
     assert found.statement.mechanism == prepared.plan.mechanism
+    (held,) = book.reservations("rows")
+    assert held.status == "settled"
+    book.close()
+
+
+@pytest.mark.parametrize("name", ["prepared.json", "model.json", "keys"])
+@pytest.mark.parametrize("paid", [True, False])
+def test_what_is_on_disk_before_a_stop_is_not_released_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, paid: bool
+) -> None:
+    asked, folder = request(tmp_path, **RANGES), tmp_path / "run"
     if paid:
-        (held,) = book.reservations("rows")
-        assert held.status == "settled"
+        place, book = opened_book(tmp_path)
+        asked = paying(asked, place)
         book.close()
+    prepared, kept = prepare(asked), folder / "prepared.json"
+    with monkeypatch.context() as patched:
+        at = before(name, KeyboardInterrupt())
+        patched.setattr("forethought.training.folder.replace_file", at)
+        with pytest.raises((Interrupted, KeyboardInterrupt)):
+            run(prepared, folder)
+    assert kept.is_file() or not (folder / "model.json").is_file()
+    first = kept.read_text() if kept.is_file() else None
+    found = run(prepare(resumed(folder), resume=folder), folder, resume=True)
+    assert first in (None, kept.read_text())
+    assert found.statement.mechanism == prepared.plan.mechanism
+
+
+def test_a_paid_run_that_cannot_write_its_job_is_refunded_and_can_be_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place, book = opened_book(tmp_path)
+    asked, folder = paying(request(tmp_path, **RANGES), place), tmp_path / "run"
+    with monkeypatch.context() as patched:
+        at = before("job.toml", OSError(errno.ENOSPC, "No space left on device"))
+        patched.setattr("forethought.training.folder.replace_file", at)
+        with pytest.raises(OSError, match="No space"):
+            run(prepare(asked, out=folder), folder)
+    run(prepare(asked, out=folder), folder)
+    assert [(one.status, one.released > 0) for one in book.reservations("rows")] == [
+        ("settled", False),
+        ("settled", True),
+    ]
+    book.close()
+
+
+@pytest.mark.parametrize("paid", [True, False])
+def test_a_run_that_takes_the_place_of_another_does_not_go_on_with_its_releases(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, paid: bool
+) -> None:
+    folder = tmp_path / "run"
+    run(prepare(request(tmp_path, **RANGES)), folder)
+    asked = request(tmp_path, epsilon=6.0, **{**RANGES, "rounds": 3})
+    if paid:
+        place, book = opened_book(tmp_path)
+        asked = paying(asked, place)
+        book.close()
+    with monkeypatch.context() as patched:
+        at = before("prepared.json", KeyboardInterrupt())
+        patched.setattr("forethought.training.folder.replace_file", at)
+        with pytest.raises((Interrupted, KeyboardInterrupt)):
+            run(prepare(asked), folder, overwrite=True)
+    assert not (folder / "prepared.json").exists() and not (folder / "model.json").exists()
+    found = run(prepare(resumed(folder), resume=folder), folder, resume=True)
+    assert found.plan.rounds == 3
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from typing import Any
 from forethought.commands import command
 from forethought.commands.command import argument, flag, option
 from forethought.values.plan import Plan
-from forethought.values.serialisation import plain, write_text
+from forethought.values.serialisation import plain, replaced
 
 
 @command.app.command(epilog="Example: forethought init patients.csv --label died")
@@ -32,7 +32,7 @@ def init(
         arrays and label, "--label is a column of a table: an archive's labels are y or y_train"
     )
     text = job_for_arrays(table) if arrays else job_for(table, label)
-    write_text(out, text)
+    _put(out, text)
     if arrays:
         output.say(f"{out} is written from the sizes in {table.name}")
         for line in text.splitlines():
@@ -52,6 +52,18 @@ def init(
         if ALL_DROPPED in text:
             output.console.print(f"[yellow]{ALL_DROPPED.removeprefix('# ')}[/yellow]")
     output.say(f"Then: forethought plan {out}, and forethought train {out}")
+
+
+def _put(out: Path, text: str) -> None:
+    """Write a file atomically: where a link points to, with the permissions of an earlier file."""
+    if out.exists() and not out.is_file():  # a pipe or a terminal: it must not be replaced
+        out.write_text(text, "utf-8")
+        return
+    mode = out.stat().st_mode & 0o777 if out.exists() else None
+    with replaced(place := out.resolve(), 0o666 if mode is None else mode) as file:
+        file.write(text.encode())
+    if mode is not None:  # the process may allow less by default
+        place.chmod(mode)
 
 
 @command.app.command(

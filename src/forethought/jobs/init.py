@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import io
+import codecs
 import math
 import re
 import zipfile
@@ -372,6 +372,14 @@ def _classes(seen: Seen) -> list[str]:
     return sorted(words, key=lambda one: (0, float(one), one) if is_number(one) else (1, 0.0, one))
 
 
+# What numbers with commas look like if the commas separate thousands.
+_THOUSANDS = re.compile(r"[1-9]\d{0,2},\d{3}")
+# How files begin that are no text tables. One sign is too little: a table's name may begin with it.
+_NO_TABLE = re.compile(
+    rb'PK\x03\x04|\xd0\xcf\x11\xe0|PAR1|\s*(<(!|\?xml|(?i:html|table))|\{\s*"|\[\s*[\[{])'
+)
+
+
 def _form(path: Path) -> tuple[Kind, TableFormat]:
     """The kind of a file and its text format."""
     kind = kind_of(required(path))
@@ -382,8 +390,13 @@ def _form(path: Path) -> tuple[Kind, TableFormat]:
     text = EXCEL.sub("", start.decode(encoding, errors="ignore"))
     lines = text.lstrip("\r\n").splitlines()
     separator = max((",", ";", "\t", "|"), key=re.sub('"[^"]*"', "", "".join(lines[:1])).count)
-    fractions = re.compile(r'(^|[;\t|])\s*"?-?\d+,\d+"?\s*($|[;\t|])')
-    comma = separator != "," and any(fractions.search(line) for line in lines[1:])
+    # Without the names, and without a last line that was cut in the middle.
+    entries = "\n".join(lines[1 : -1 if len(start) == 1 << 16 else None])
+    found = re.findall(r'(?<![^;\t|\n]) *"?-?(\d+[.,]\d+)"? *(?![^;\t|\n])', entries)
+    commas = [number for number in found if "," in number]
+    # Commas that may all separate thousands are no sign: as words, their columns are asked about.
+    comma = separator != "," and not all(map(_THOUSANDS.fullmatch, commas))
+    comma &= len(commas) > len(found) / 2
     first = lines[0].split(separator) if lines else []
     # A first line of numbers is no header: columns are then numbered from 0.
     plain = (entry.strip().strip("\"'").replace(",", ".") for entry in first)
@@ -394,13 +407,16 @@ def _form(path: Path) -> tuple[Kind, TableFormat]:
 def _encoding(path: Path, start: bytes) -> str:
     if start.startswith((b"\xff\xfe", b"\xfe\xff")):
         return "utf-16"
-    require_text(path, start.decode("utf-8-sig", errors="ignore").encode())
+    if _NO_TABLE.match(start := start.removeprefix(codecs.BOM_UTF8)):
+        require_text(path, start)
     try:
-        with opened_file(path) as file, io.TextIOWrapper(file, "utf-8") as text:
-            for _line in text:
+        with opened_file(path) as file:
+            while (piece := file.read(1 << 20)) and piece.isascii():
                 pass
-    except UnicodeDecodeError:
-        return "cp1252"
+            (piece + file.read(3)).decode()  # with the rest of a letter that was cut
+    except UnicodeDecodeError as error:
+        # Behind letters that are UTF-8 it is damage: the table's own reader says where.
+        return "cp1252" if error.object[: error.start].isascii() else "utf-8"
     except DAMAGE:
         pass  # the table's own reader says what is wrong with it
     return "utf-8"

@@ -23,7 +23,7 @@ from forethought.accounting.interval import at_least, warn_if_hollow
 from forethought.data.basis import Basis, Curves
 from forethought.data.dataset import Dataset, PersonRows, Split, one_row_each
 from forethought.jobs.job import JOB_NAME, JobError, JobRequest, as_encoded, on_pixels, overridden
-from forethought.jobs.load import PREPARED, Loaded, load_job, public_constants
+from forethought.jobs.load import Loaded, load_job, public_constants
 from forethought.ledger.book import Charge, unit_of
 from forethought.ledger.paid_run import Advice, Ledger
 from forethought.planning.alternatives import Front, pareto, plan_phases, plan_tuning
@@ -39,6 +39,7 @@ from forethought.training.execution import Execution, free_threads, leads, threa
 from forethought.training.folder import (
     CARD,
     PLAN,
+    RESERVATION,
     RESULTS,
     SHAPES,
     RunFolder,
@@ -47,8 +48,7 @@ from forethought.training.folder import (
     threads_of,
 )
 from forethought.training.metrics import Results, measured, outputs_of
-from forethought.training.records import PREPARED as CENTRED
-from forethought.training.records import arranged, warn_if_muted, warn_of_another_model
+from forethought.training.records import PREPARED, arranged, warn_if_muted, warn_of_another_model
 from forethought.training.run import Run, opened_task, train
 from forethought.training.search import Tuned, phases_of, selection_of, train_until
 from forethought.training.search import tune as search
@@ -452,11 +452,13 @@ def _released_once(
     def text() -> str:
         if options["resume"] and kept.is_file():
             return kept.read_text("utf-8")
-        return prepare(asked.plan, data, seeds=Seeds(None, options["noise_seed"])).to_json()
+        return prepare(asked.plan, data, seeds=Seeds(None, options["noise_seed"])).to_json() + "\n"
 
-    found = Prepared.from_json(present_team().first(text))
-    options["prepared"] = found
-    options["files"] = {**options["files"], PREPARED: found.to_json() + "\n"}
+    made, files = present_team().first(text), options["files"]
+    options["prepared"] = found = Prepared.from_json(made)
+    # In the order of writing: what is released reaches the disk in the file that a continued run
+    # reads. The model card repeats it: if that came first, it could be released again, unpaid.
+    options["files"] = {JOB_NAME: files[JOB_NAME], PREPARED: made, **files}
     return found.constants
 
 
@@ -571,14 +573,24 @@ def _payer(
             folder=folder,
             resume=options["resume"],
         )
-        held.enter_context(paid)
-        # Before another process may enter the folder: it takes a reservation without a mark.
-        paid.ahead(len(plan.mechanism) - plan.rounds)
-        if not options["resume"]:
-            # From here on the run can be resumed: begun anew, it would be paid for once more.
-            run.begin(overwrite=options["overwrite"])
-            run.add({JOB_NAME: options["files"][JOB_NAME]})
-            options["overwrite"] = True
+        fresh = not options["resume"] and not options["overwrite"]
+        try:
+            with paid:  # what fails in here is refunded
+                if not options["resume"]:
+                    # Before the mark: from there on a run begun anew would be paid for once more,
+                    # and this one can be resumed. The plan first: another one is never paid for.
+                    run.begin(overwrite=options["overwrite"])
+                    run.save_plan(plan)
+                    run.add({JOB_NAME: options["files"][JOB_NAME]})
+                    options["overwrite"] = True
+                # Before another process may enter the folder: it takes one without a mark.
+                paid.ahead(len(plan.mechanism) - plan.rounds)
+                held.enter_context(paid)
+        except BaseException:
+            if fresh and not (folder / RESERVATION).is_file():  # refunded: it may be tried again
+                for name in (PLAN, JOB_NAME):
+                    (folder / name).unlink(missing_ok=True)
+            raise
     return paid
 
 
@@ -685,9 +697,9 @@ def _keep_shapes(loaded: Loaded, found: Run, plan: Plan, folder: Path) -> None:
     if encoder is None or not isinstance(encoder.basis, Curves):
         return
     noise = weight_noise(plan)
-    if noise is not None and (folder / CENTRED).is_file():
+    if noise is not None and (folder / PREPARED).is_file():
         # The weights of scaled features are divided by the scale, and so is their noise.
-        noise /= min(Prepared.load(folder / CENTRED).constants.scale or (1.0,))
+        noise /= min(Prepared.load(folder / PREPARED).constants.scale or (1.0,))
     called = _called(loaded)
     unit = "score of a class, against the mean of all"
     if called is None:

@@ -47,6 +47,7 @@ from forethought.training.metrics import (
     from_csv,
     from_values,
 )
+from forethought.training.records import PREPARED
 from forethought.values.caveats import Caveat
 from forethought.values.checks import RunFolderExistsError
 from forethought.values.mechanism import Mechanism
@@ -811,8 +812,12 @@ class RunFolder:
             "runs instead"
         )
 
-    def begin(self, *, overwrite: bool) -> None:
+    def begin(self, *, overwrite: bool, files: Mapping[str, str] | None = None) -> None:
         """Make an empty run folder.
+
+        Args:
+            files: texts that are written next, by name; one that is there already stays, so that
+                what was released before is at no time gone from the disk.
 
         Raises:
             RunFolderExistsError: the folder is not empty and may not be overwritten.
@@ -820,18 +825,19 @@ class RunFolder:
         """
         self.require_free(overwrite)
         if self.path.is_dir() and not self._untouched:
-            self._clear()
+            self._clear(files or {})
         self.checkpoint.mkdir(parents=True, exist_ok=True)
         for path in filter(_half_written, list(self.path.iterdir())):
             path.unlink()
 
-    def _clear(self) -> None:
-        # Only files that runs write: the folder may hold a person's own files too. Secrets go
-        # first.
+    def _clear(self, files: Mapping[str, str]) -> None:
+        # Only files that runs write: the folder may hold a person's own files too, such as the
+        # job. Secrets go first.
         self.erase_phases()
         self.erase_secrets()
-        for name in WRITTEN:
-            (self.path / name).unlink(missing_ok=True)
+        for path in (self.path / name for name in (*WRITTEN, PREPARED, CARD)):
+            if path.is_file() and path.read_bytes() != files.get(path.name, "").encode():
+                path.unlink()
         shutil.rmtree(self.path / FIGURES, ignore_errors=True)
 
     def reserve(self, size: int) -> None:
@@ -1011,13 +1017,14 @@ class Checkpointer:
     def begin(self, first: Checkpoint, files: Mapping[str, str], *, overwrite: bool) -> None:
         """Set up the folder: plan, keys, a checkpoint before any round, an empty release list."""
         require_files(files)  # an earlier run is then still there
-        self.folder.begin(overwrite=overwrite)
-        self.folder.add(files)
+        # The plan first: a run that stops before its first round goes on with no other plan.
+        texts = {PLAN: self._plan.to_json() + "\n", **files}
+        self.folder.begin(overwrite=overwrite, files=texts)
+        self.folder.add(texts)
         size = sum(t.numel() * t.element_size() for t in first.tensors.values())
         # Two copies, since the old file is kept until the new one is whole; two more for the
         # moments that an optimizer adds; one for the reported model.
         self.folder.reserve(5 * size + (1 << 20))
-        self.folder.save_plan(self._plan)
         self._keys.write(self.folder.checkpoint)
         self.write(first)
         self._released = ReleasedRounds(self.folder.checkpoint)
