@@ -372,8 +372,8 @@ def _classes(seen: Seen) -> list[str]:
     return sorted(words, key=lambda one: (0, float(one), one) if is_number(one) else (1, 0.0, one))
 
 
-# What numbers with commas look like if the commas separate thousands.
-_THOUSANDS = re.compile(r"[1-9]\d{0,2},\d{3}")
+# What numbers look like if their commas or points separate thousands.
+_THOUSANDS = re.compile(r"[1-9]\d{0,2}[.,]\d{3}")
 # How files begin that are no text tables. One sign is too little: a table's name may begin with it.
 _NO_TABLE = re.compile(
     rb'PK\x03\x04|\xd0\xcf\x11\xe0|PAR1|\s*(<(!|\?xml|(?i:html|table))|\{\s*"|\[\s*[\[{])'
@@ -393,10 +393,10 @@ def _form(path: Path) -> tuple[Kind, TableFormat]:
     # Without the names, and without a last line that was cut in the middle.
     entries = "\n".join(lines[1 : -1 if len(start) == 1 << 16 else None])
     found = re.findall(r'(?<![^;\t|\n]) *"?-?(\d+[.,]\d+)"? *(?![^;\t|\n])', entries)
-    commas = [number for number in found if "," in number]
-    # Commas that may all separate thousands are no sign: as words, their columns are asked about.
-    comma = separator != "," and not all(map(_THOUSANDS.fullmatch, commas))
-    comma &= len(commas) > len(found) / 2
+    commas, points = ([number for number in found if mark in number] for mark in ",.")
+    # What may all separate thousands is no sign: as words, such columns are asked about.
+    count = [len(of) * (not all(map(_THOUSANDS.fullmatch, of))) for of in (commas, points)]
+    comma = separator != "," and count[0] > count[1]
     first = lines[0].split(separator) if lines else []
     # A first line of numbers is no header: columns are then numbered from 0.
     plain = (entry.strip().strip("\"'").replace(",", ".") for entry in first)
