@@ -835,9 +835,14 @@ class RunFolder:
         # job. Secrets go first.
         self.erase_phases()
         self.erase_secrets()
-        for path in (self.path / name for name in (*WRITTEN, PREPARED, CARD)):
-            if path.is_file() and path.read_bytes() != files.get(path.name, "").encode():
-                path.unlink()
+        # Only jobs write cards: beside a run from Python it is somebody's own file.
+        of_job = (PREPARED, CARD) if (self.path / "job.toml").is_file() else ()
+        for path in (self.path / name for name in (*WRITTEN, *of_job)):
+            kept = files.get(path.name)
+            if path.is_file() and kept is not None and path.read_bytes() == kept.encode():
+                continue
+            if not path.is_dir():
+                path.unlink(missing_ok=True)
         shutil.rmtree(self.path / FIGURES, ignore_errors=True)
 
     def reserve(self, size: int) -> None:
@@ -1020,11 +1025,14 @@ class Checkpointer:
         # The plan first: a run that stops before its first round goes on with no other plan.
         texts = {PLAN: self._plan.to_json() + "\n", **files}
         self.folder.begin(overwrite=overwrite, files=texts)
-        self.folder.add(texts)
+        if files:  # releases may be among them
+            self.folder.add(texts)
         size = sum(t.numel() * t.element_size() for t in first.tensors.values())
         # Two copies, since the old file is kept until the new one is whole; two more for the
         # moments that an optimizer adds; one for the reported model.
         self.folder.reserve(5 * size + (1 << 20))
+        if not files:  # a folder without room stays free
+            self.folder.add(texts)
         self._keys.write(self.folder.checkpoint)
         self.write(first)
         self._released = ReleasedRounds(self.folder.checkpoint)
