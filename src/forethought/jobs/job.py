@@ -1133,8 +1133,8 @@ class JobRequest:
             found.append("[[statistics]]: forethought release releases them, at an ε of their own")
         for name, command in (("federation", "federate"), ("gossip", "gossip")):
             if getattr(job, name) is not None:
-                own = f"forethought {command} plans and runs it"
-                found.append(f"[{name}]: this is one model of all records together; {own}")
+                own = f"[{name}]: forethought {command} plans and runs it"
+                found.append(f"{own}; this is one model of all records together")
         return tuple(found)
 
     def released_text(self) -> str:
