@@ -286,3 +286,32 @@ def test_a_criterion_that_training_takes_is_taken() -> None:
     own, records, each = auditing.own_records(model, data, plan, loss)
     inputs, targets = records.take(np.arange(7))
     assert each(own(inputs), targets).shape == (7,)
+
+
+class _TwoInputs(torch.utils.data.Dataset[Any]):
+    """Records of two inputs, which torch collates to a list."""
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> Any:
+        place = torch.tensor(index / 40)
+        return (torch.stack([place, -place]), place[None]), index % 2
+
+
+class _Joined(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(3, 2)
+
+    def forward(self, two: torch.Tensor, one: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.layer(torch.cat([two, one], 1))
+        return found
+
+
+def test_records_of_several_inputs_are_audited() -> None:
+    plan = Plan(ft.Mechanism(ft.Rounds(1.0, 2, ft.Poisson(0.2))), 40, 1e-5)
+    found = ft.audit(plan, _Joined(), _TwoInputs(), level=SMALL)
+    assert not found.refuted, found.reason
+    assert not any("not replayed" in note for note in found.notes)
+    assert {"release less noise", "one record's contribution"} <= {f.name for f in found.findings}

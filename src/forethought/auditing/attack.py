@@ -33,7 +33,7 @@ from scipy import stats
 from scipy.special import bdtr, logsumexp
 
 from forethought.accounting.exact import epsilon
-from forethought.accounting.interval import bisected
+from forethought.accounting.interval import bisected, reached
 from forethought.accounting.tradeoff import TradeOff, tradeoff
 from forethought.auditing.canaries import LARGE, CanaryRecords, CheckSizes, kept, scaled, with_parts
 from forethought.auditing.exact_tests import share_at_least, share_at_most
@@ -83,25 +83,15 @@ def log_likelihood_ratio(
 def _likelihood(part: kinds.Rounds, noise: list[float], seen: Array, shift: float) -> Array:
     if isinstance(part, kinds.Correlated):
         return _through_the_strategy(part, noise[0], applied(part, seen), shift)
-    times = _times(part.sampling)
-    terms = (_drawn(seen[t], shift, noise[t], times) for t in range(part.count))
-    if part.sampling.redealt:
-        found = np.zeros(seen.shape[1])
-        for rounds, weights in _epochs(part.sampling, part.count):
-            rows = np.stack([next(terms) for _ in rounds])
-            left = 1 - math.fsum(weights)
-            if left > 1e-12:  # the run ended inside the epoch
-                rows = np.vstack([rows, np.zeros((1, seen.shape[1]))])
-                weights = [*weights, left]
-            found += _log_mean(rows, np.array(weights))
-        return found
-    places = part.sampling.rounds_per_epoch
-    mine = np.zeros((places, seen.shape[1]))
-    for t, term in enumerate(terms):
-        mine[t % places] += term
-    if places == 1:
-        return np.asarray(mine[0])
-    return _log_mean(mine, np.array([part.sampling.turn(place) for place in range(places)]))
+    times, found = _times(part.sampling), np.zeros(seen.shape[1])
+    for rounds, turns in _deals(part.sampling, part.count):
+        # A row for each turn that a record may have got, and one for those that never came.
+        rows = np.zeros((len(turns) + 1, seen.shape[1]))
+        for t in rounds:
+            rows[(t - rounds.start) % len(turns)] += _drawn(seen[t], shift, noise[t], times)
+        left = 1 - math.fsum(turns)
+        found += _log_mean(rows, np.array([*turns, left if left > 1e-12 else 0.0]))
+    return found
 
 
 def _times(sampling: kinds.Sampling) -> list[tuple[int, float]]:
@@ -152,11 +142,13 @@ def _log_mean(terms: Array, weights: Array) -> Array:
     return np.asarray(logsumexp(terms, axis=0, b=weights[:, None]))
 
 
-def _epochs(sampling: kinds.Sampling, count: int) -> Iterator[tuple[range, list[float]]]:
-    length = sampling.rounds_per_epoch
+def _deals(sampling: kinds.Sampling, count: int) -> Iterator[tuple[range, list[float]]]:
+    """The rounds after each deal of records to turns, and the chance of each of these turns."""
+    turns = sampling.rounds_per_epoch
+    length = turns if sampling.redealt else count
     for start in range(0, count, length):
         rounds = range(start, min(start + length, count))
-        yield rounds, [sampling.turn(t - start) for t in rounds]
+        yield rounds, [sampling.turn(turn) for turn in range(min(turns, len(rounds)))]
 
 
 def simulate(
@@ -178,24 +170,16 @@ def simulate(
 
 def _participation(part: kinds.Rounds, games: int, generator: np.random.Generator) -> Array:
     """The number of times that a record is in each round's batch, (rounds, games)."""
-    sampling, found = part.sampling, np.zeros((part.count, games))
-    mine = np.zeros(games, dtype=np.int64)
-    times, chances = (np.array(x) for x in zip(*_times(sampling), strict=True))
+    found, mine = np.zeros((part.count, games)), np.zeros(games, dtype=np.int64)
+    times, chances = (np.array(x) for x in zip(*_times(part.sampling), strict=True))
     ends = np.cumsum(chances)
-    for rounds, _ in _epochs(sampling, part.count):
-        if sampling.redealt or (not rounds.start and sampling.rounds_per_epoch > 1):
-            mine = _places(sampling, rounds, games, generator)
-        for place, t in enumerate(rounds):
+    for rounds, turns in _deals(part.sampling, part.count):
+        if part.sampling.redealt or part.sampling.rounds_per_epoch > 1:
+            mine = np.searchsorted(np.cumsum(turns), generator.random(games), side="right")
+        for t in rounds:
             drawn = times[np.searchsorted(ends[:-1], generator.random(games), side="right")]
-            found[t] = np.where(mine == place, drawn, 0)
+            found[t] = np.where(mine == (t - rounds.start) % len(turns), drawn, 0)
     return found
-
-
-def _places(
-    sampling: kinds.Sampling, rounds: range, games: int, generator: np.random.Generator
-) -> NDArray[np.int64]:
-    ends = np.cumsum([sampling.turn(place) for place in range(len(rounds))])
-    return np.searchsorted(ends, generator.random(games), side="right")
 
 
 @dataclass(frozen=True)
@@ -782,10 +766,7 @@ def epsilon_of_guesses(
 
     if guesses == 0 or p_value(0.0) > level:
         return 0.0
-    low, high = 0.0, 1.0
-    while p_value(high) <= level and high < 64:
-        low, high = high, 2 * high
-    return bisected(lambda eps: p_value(eps) <= level, low, high, steps=50)[0]
+    return reached(lambda eps: p_value(eps) <= level, 0.0, 1.0, most=64, steps=50)[0]
 
 
 def guessed(games: Games) -> tuple[tuple[int, int], ...]:

@@ -19,7 +19,7 @@ import numpy as np
 from torch import nn
 
 from forethought.auditing.attack import attack
-from forethought.auditing.canaries import PARTS, CheckSizes, choices, sizes_of
+from forethought.auditing.canaries import PARTS, CheckSizes, choices, sizes_of, taken
 from forethought.auditing.noise import noise
 from forethought.auditing.participation import participation
 from forethought.auditing.replay import replayed
@@ -82,7 +82,7 @@ def audit(
     records: Records | None = None
     if model is not None:
         model, records, loss = own_records(model, data, plan, loss)
-    few = None if records is None else records.take(np.arange(min(len(records), MODEL_RECORDS)))
+    few = None if records is None else taken(records, np.arange(min(len(records), MODEL_RECORDS)))
     if isinstance(plan.contribution, Persons):
         # Planted records have no rows: each stands for a person, and is clipped in the same way.
         plan = plan.with_(contribution=Examples(), augmentation=None)

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,6 +21,7 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.nn import functional as F
 
+from forethought.rounds.records import Records
 from forethought.training.run import train
 from forethought.values.checks import one_of, whole
 from forethought.values.mechanism import Mechanism, Rounds, Sampling
@@ -90,6 +90,12 @@ def scaled(sampling: Sampling, examples: int, wanted: int) -> Sampling:
     if examples == wanted or sampling.known_examples() is None:
         return sampling
     return sampling.resized(sampling.expected_batch(examples) * wanted / examples, wanted)
+
+
+def taken(records: Records, indices: NDArray[np.int64]) -> tuple[Any, Any]:
+    """Inputs and targets as training takes them; a Dataset's several inputs come in a list."""
+    inputs, targets = records.take(indices)
+    return tuple(inputs) if isinstance(inputs, list) else inputs, targets
 
 
 def choices(seed: int | None) -> np.random.Generator:
@@ -182,11 +188,6 @@ class CanaryModel(nn.Module):
         return F.pad(self.table(index), (0, 1))
 
 
-def canary_loss(outputs: torch.Tensor, weights: torch.Tensor, unit: float) -> torch.Tensor:
-    """weight·unit·table[i], (batch,): its gradient is weight·unit in coordinate i."""
-    return outputs[:, 0] * weights * unit
-
-
 @dataclass(frozen=True)
 class CanaryRecords:
     """Records with known gradients.
@@ -210,8 +211,8 @@ class CanaryRecords:
 
     @property
     def loss(self) -> Callable[[Any, Any], torch.Tensor]:
-        """The loss of these records, one value for each."""
-        return partial(canary_loss, unit=self.unit)
+        """The loss weight·unit·table[i]: its gradient is weight·unit in coordinate i."""
+        return lambda outputs, weights: outputs[:, 0] * weights * self.unit
 
     def model(self, dtype: torch.dtype = torch.float64) -> CanaryModel:
         """A new model for these records."""

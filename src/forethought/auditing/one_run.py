@@ -19,6 +19,7 @@ import time
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -212,15 +213,22 @@ def _games(
         found: torch.Tensor = own * usual(inner, targets) + planted
         return found
 
-    seen: list[tuple[float, Array]] = []
+    seen: list[Array] = []
+
+    def keep(noised: NoisedSum) -> None:
+        sums = noised.layout.views(noised.vector)["table.weight"].reshape(-1)[:table]
+        seen.append(sums.detach().cpu().numpy() / noised.round.clip_norm)
+
+    # The attacker sees what is released, and nothing before.
+    listener = SimpleNamespace(met=_unseen, summed=_unseen, released=keep)
     before = losses(trained.model, usual, inputs, wrong, chosen)
     options: dict[str, Any] = {"diagnostics": False, "log_every": plan.rounds, "progress": progress}
-    with holding(WITNESS, (lambda *_: _Listener(table, seen)) if table else None):
+    with holding(WITNESS, (lambda *_: listener) if table else None):
         train(trained, ({**masks, "inputs": inputs}, trained_on), plan, loss=value, **options)
     if canaries == "inputs":
         score = before - losses(trained.model, usual, inputs, wrong, chosen)
         return attack.Games(score[~there], score[there], independent=False)
-    return attack.games_of(plan, np.array([total / norm for norm, total in seen]), there)
+    return attack.games_of(plan, np.array(seen), there)
 
 
 def mistaken(
@@ -254,22 +262,5 @@ def losses(
     return np.asarray(np.concatenate(found), dtype=np.float64)
 
 
-class _Listener:
-    """A :class:`forethought.rounds.private_sum.Witness` that uses released sums only.
-
-    It appends the clip norm and the noised sum of the table's first ``rows`` to ``seen``.
-    """
-
-    def __init__(self, rows: int, seen: list[tuple[float, Array]]) -> None:
-        self._rows, self._seen = rows, seen
-
-    def met(self, *_: object) -> None:
-        """Do nothing."""
-
-    def summed(self, *_: object) -> None:
-        """Do nothing."""
-
-    def released(self, noised: NoisedSum) -> None:
-        """Keep the clip norm and the table's part of the sum."""
-        table = noised.layout.views(noised.vector)["table.weight"].reshape(-1)[: self._rows]
-        self._seen.append((noised.round.clip_norm, table.detach().cpu().numpy().copy()))
+def _unseen(*_: object) -> None:
+    """Do nothing."""

@@ -97,9 +97,8 @@ class Replay:
         """One finding for each kind of comparison, with its worst result, in order."""
         found: dict[str, ComparedRound] = {}
         for one in self.compared:
-            worst = found.get(one.name)
-            if worst is None or (one.violated, one.off) > (worst.violated, worst.off):
-                found[one.name] = one
+            worst = found.get(one.name, one)
+            found[one.name] = max(worst, one, key=lambda each: (each.violated, each.off))
         return [
             certain(
                 "replay",

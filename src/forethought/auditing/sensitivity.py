@@ -21,7 +21,6 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 from torch.utils._pytree import tree_map
-from torch.utils.data import Dataset
 
 from forethought.accounting.tradeoff import tradeoff
 from forethought.auditing import canaries
@@ -139,25 +138,17 @@ def planted_sensitivity(plan: Plan) -> Finding:
 
 
 @dataclass(frozen=True)
-class _TakenRecords(Dataset[Any]):
-    """Records in memory, with inputs of any structure."""
+class _TakenRecords:
+    """Records in memory, with inputs of any structure, as training takes them."""
 
     inputs: Any
     targets: Any
     size: int
 
-    def __len__(self) -> int:
-        return self.size
-
-    def __getitem__(self, index: int) -> tuple[Any, Any]:
-        taken: tuple[Any, Any] = tree_map(lambda leaf: leaf[index], (self.inputs, self.targets))
-        return taken
-
     @property
-    def data(self) -> Any:
-        """The records as training takes them."""
-        plain = isinstance(self.inputs, torch.Tensor) and isinstance(self.targets, torch.Tensor)
-        return (self.inputs, self.targets) if plain else self
+    def data(self) -> tuple[Any, Any]:
+        """Inputs and targets."""
+        return self.inputs, self.targets
 
     def some(self, chosen: NDArray[np.int64]) -> _TakenRecords:
         """The chosen records."""
@@ -192,21 +183,14 @@ WAYS: tuple[Callable[[torch.Tensor], torch.Tensor], ...] = (
 )
 
 
-@dataclass(frozen=True)
-class _ModelCase:
-    """The user's model at one set of weights, with its loss and the plan."""
-
-    weights: str
-    model: nn.Module
-    loss: Loss
-    plan: Plan
-
-    def total(self, batch: _TakenRecords, clip: Clip, seed: int = 0) -> Array:
-        """The sum of clipped contributions over all parameters, in units of C."""
-        own: Any = SimpleNamespace(model=lambda: self.model, data=batch.data, loss=self.loss)
-        plan = full_batch(self.plan, batch.size, clip)
-        (found,), _ = canaries.kept(plan, own, lambda total: total / clip.norm, seed=seed)
-        return np.asarray(found)
+def _total(
+    model: nn.Module, loss: Loss, plan: Plan, batch: _TakenRecords, clip: Clip, seed: int = 0
+) -> Array:
+    """The sum of clipped contributions over all parameters, in units of C."""
+    own: Any = SimpleNamespace(model=lambda: model, data=batch.data, loss=loss)
+    short = full_batch(plan, batch.size, clip)
+    (found,), _ = canaries.kept(short, own, lambda total: total / clip.norm, seed=seed)
+    return np.asarray(found)
 
 
 def model_sensitivity(
@@ -230,18 +214,18 @@ def model_sensitivity(
     wanted = math.ceil(max(part.sampling.expected_batch(plan.examples) for part in plan.mechanism))
     size = max(2, min(len(records), wanted, sizes.batch or wanted))
     chosen = generator.choice(len(records), size, replace=False)
-    inputs, targets = records.take(np.asarray(chosen, dtype=np.int64))
+    inputs, targets = canaries.taken(records, np.asarray(chosen, dtype=np.int64))
     batch = _TakenRecords(inputs, targets, size)
     worst: dict[str, tuple[float, str]] = {}
     changed: list[str] = []
-    for case in _cases(model, batch, plan, loss):
-        before = state_of(case.model)
-        for kind, distance in _distances(case, batch, sizes, generator):
+    for weights, case in _cases(model, batch, plan, loss):
+        before, total = state_of(case), partial(_total, case, loss, plan)
+        for kind, distance in _distances(total, plan, batch, sizes, generator):
             # A sum that is no number tells of one record whatever noise is added to it.
             moved = math.inf if math.isnan(distance) else distance
             if moved > worst.get(kind, (0.0, ""))[0]:
-                worst[kind] = (moved, case.weights)
-        changed += changes(before, state_of(case.model))
+                worst[kind] = (moved, weights)
+        changed += changes(before, state_of(case))
     slack, of = LEAST + ROUNDING * size, f"in a batch ({size:,} records)"
     mixed = "the examples of a batch are not kept apart in this model or loss"
     loose, less = "clipping does not hold in this model", 1.0 if plan.groups is None else 2.0
@@ -302,8 +286,11 @@ def _bits(model: nn.Module, batch: _TakenRecords, plan: Plan, loss: Loss) -> lis
     return [_certain(what, seen, "the same", bool(differing), reason)]
 
 
-def _cases(model: nn.Module, batch: _TakenRecords, plan: Plan, loss: Loss) -> Iterator[_ModelCase]:
-    yield _ModelCase("initial", copy.deepcopy(model), loss, plan)
+def _cases(
+    model: nn.Module, batch: _TakenRecords, plan: Plan, loss: Loss
+) -> Iterator[tuple[str, nn.Module]]:
+    """Copies of the user's model at several sets of weights, each with the name of its weights."""
+    yield "initial", copy.deepcopy(model)
     randomised = copy.deepcopy(model)
     source = torch.Generator().manual_seed(0)
     with torch.no_grad():
@@ -312,13 +299,13 @@ def _cases(model: nn.Module, batch: _TakenRecords, plan: Plan, loss: Loss) -> It
             spread = float(parameter.detach().float().square().mean().sqrt()) or 1.0
             noise = torch.randn(parameter.shape, generator=source, dtype=torch.float64)
             parameter.add_((spread * noise).to(parameter.device, parameter.dtype))
-    yield _ModelCase("random", randomised, loss, plan)
+    yield "random", randomised
     trained = copy.deepcopy(model)
     run = full_batch(plan, batch.size, _fixed(plan.clip), TRAINING_ROUNDS)
     options: dict[str, Any] = {"diagnostics": False, "log_every": TRAINING_ROUNDS, "seed": 0}
     train(trained, batch.data, run.with_(averaging=Averaging("none")), loss=loss, **options)
     if all(bool(torch.isfinite(p).all()) for p in trained.parameters()):
-        yield _ModelCase("trained", trained, loss, plan)
+        yield "trained", trained
 
 
 def _fixed(clip: Clip) -> Clip:
@@ -326,25 +313,26 @@ def _fixed(clip: Clip) -> Clip:
 
 
 def _distances(
-    case: _ModelCase,
+    total: Callable[..., Array],
+    plan: Plan,
     batch: _TakenRecords,
     sizes: canaries.CheckSizes,
     generator: np.random.Generator,
 ) -> Iterator[tuple[str, float]]:
-    own, size = _fixed(case.plan.clip), batch.size
+    own, size = _fixed(plan.clip), batch.size
     binding = replace(own, norm=own.norm * BINDING)
     for index in generator.choice(size, min(size, sizes.neighbours), replace=False):
-        yield "one", float(np.linalg.norm(case.total(batch.some(np.array([index])), binding)))
-    whole = {clip.norm: case.total(batch, clip) for clip in (binding, own)}
+        yield "one", float(np.linalg.norm(total(batch.some(np.array([index])), binding)))
+    whole = {clip.norm: total(batch, clip) for clip in (binding, own)}
     for turn in range(sizes.neighbours):
         place, source = (int(i) for i in generator.choice(size, 2, replace=False))
         other = batch.with_one(place, source, WAYS[turn % len(WAYS)])
         clip = own if turn == 0 else binding
-        yield "replaced", float(np.linalg.norm(case.total(other, clip) - whole[clip.norm]))
+        yield "replaced", float(np.linalg.norm(total(other, clip) - whole[clip.norm]))
     # Random layers draw other numbers for a batch of another size, and the sums are then no
     # neighbours.
-    again = case.total(batch, binding, seed=1)
-    if case.plan.groups is None and not np.array_equal(again, whole[binding.norm]):
+    again = total(batch, binding, seed=1)
+    if plan.groups is None and not np.array_equal(again, whole[binding.norm]):
         return
-    less = case.total(batch.some(np.arange(size - 1)), binding)
+    less = total(batch.some(np.arange(size - 1)), binding)
     yield "gone", float(np.linalg.norm(less - whole[binding.norm]))

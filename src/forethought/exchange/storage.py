@@ -19,7 +19,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from forethought.exchange import messages
-from forethought.exchange.events import ClientRelease
+from forethought.exchange.events import Begin, ClientRelease
 
 # A log of records in order, each stored whole or not at all, which a machine reads after a crash.
 #
@@ -387,15 +387,7 @@ class _Released:
     confirmed: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class _Begun:
-    """The beginning of an update, with the round that was chosen for it."""
-
-    round: int
-    rounds: str
-
-
-_RECORDS: tuple[type, ...] = (_Opening, _Released, _Begun)
+_RECORDS: tuple[type, ...] = (_Opening, _Released, Begin)
 
 
 class Allows(Protocol):
@@ -432,7 +424,7 @@ class ClientLedger:
         ahead: Callable[[int], None] | None = None,
     ) -> None:
         self._endpoint, self._allows, self._ahead = endpoint, allows, ahead
-        self._begun = _Begun(-1, "")
+        self._begun = Begin(-1, "")
         self._log = RecordLog(storage, LEDGER)
         self._opening = _Opening(endpoint.run_id, endpoint.me, data)
         self._released: list[_Released] = []
@@ -452,7 +444,7 @@ class ClientLedger:
         for record in records[1:]:
             if isinstance(record, _Released):
                 self._take(record)
-            elif isinstance(record, _Begun):
+            elif isinstance(record, Begin):
                 self._begun = record
             else:
                 raise LedgerError("this ledger has two beginnings: restore it from a copy")
@@ -497,7 +489,7 @@ class ClientLedger:
             return
         if self._allows is not None:
             self._allows.before(self._state, rounds)
-        self._begun = _Begun(round, rounds)
+        self._begun = Begin(round, rounds)
         self._log.append(_bytes(self._begun))
 
     def commit(self, release: ClientRelease) -> None:
@@ -605,7 +597,7 @@ def counted(storage: Storage) -> list[int]:
     return [record.rounds for record in records if isinstance(record, _Released)]
 
 
-def _bytes(record: _Opening | _Released | _Begun) -> bytes:
+def _bytes(record: _Opening | _Released | Begin) -> bytes:
     return bytes([_RECORDS.index(type(record))]) + messages.encode(record)
 
 

@@ -200,11 +200,9 @@ def phase_calculator(
     assert chosen is not None
     spent, noise = chosen
     rounds = max(1, math.floor(K / low))
-    sizes = closed_form.SampleSizes(
-        (*(float(size) for size, _ in earlier), float(low)),
-        (*(count for _, count in earlier), rounds),
-        N,
-    )
+    phases: Any = zip(*earlier, (low, rounds), strict=True)
+    drawn, counts = phases
+    sizes = closed_form.SampleSizes(drawn, counts, N)
     stated = target if reading == "converged" else spent
     return Phase(low, rounds, noise, closed_form.theorem_b_4(stated, tail, noise, sizes))
 

@@ -92,21 +92,14 @@ def papers() -> dict[str, Paper]:
     folder = files("forethought.papers")
     told = tomllib.loads((folder / "papers.toml").read_text(encoding="utf-8"))
     texts = json.loads((folder / "tables.json").read_text(encoding="utf-8"))
-    return {
-        name: Paper(
-            name,
-            paper["title"],
-            paper["page"],
-            paper["claims"],
-            tuple(paper["wrong"]),
-            tuple(
-                PaperTable(number, command, texts[name][number], source, start)
-                for number, source, start, command in paper["tables"]
-            ),
-            tuple(Item(what, verdict, *rest) for what, verdict, *rest in paper["items"]),
+    for name, own in told.items():
+        own["wrong"] = tuple(own["wrong"])
+        own["tables"] = tuple(
+            PaperTable(number, command, texts[name][number], source, start)
+            for number, source, start, command in own["tables"]
         )
-        for name, paper in told.items()
-    }
+        own["items"] = tuple(Item(*item) for item in own["items"])
+    return {name: Paper(name, **own) for name, own in told.items()}
 
 
 def paper(name: str) -> Paper:

@@ -69,12 +69,8 @@ def figures(
 
 def pairs(rows: Iterable[tuple[str, str]], **options: Any) -> Table:
     """A table of pairs (name, value), without headings."""
-    table = Table(show_header=False, **options)
-    table.add_column(**FIRST)
-    table.add_column(overflow="fold")
-    for row in rows:
-        table.add_row(*row)
-    return table
+    columns, first = {"name": "{0[0]}", "value": "{0[1]}"}, {**FIRST, "overflow": "ellipsis"}
+    return figures(rows, columns, first=first, show_header=False, **options)
 
 
 def show_papers(console: Console, papers: Sequence[Paper]) -> None:
@@ -231,33 +227,24 @@ def progress_bar(console: Console, rounds: int) -> Iterator[Callable[[Any], None
     Yields the callback for training; None when the output is no terminal, so that a log file stays
     readable.
     """
-    if not console.is_terminal:
-        yield None
-        return
-    with _bar(console, "Training", TextColumn("{task.fields[facts]}")) as bar:
-        task = bar.add_task("train", total=rounds, facts="")
-
-        def update(event: Any) -> None:
-            bar.update(task, completed=event.round, facts=facts(event))
-
-        yield update
-
-
-def _bar(console: Console, what: str, *more: TextColumn) -> Progress:
-    done = TextColumn("{task.completed:.0f}/{task.total:.0f}")
-    columns = (TextColumn(f"[bold]{what}"), BarColumn(bar_width=24), done, *more)
-    return Progress(*columns, TimeRemainingColumn(), console=console)
+    with counting(console, "Training", rounds, TextColumn("{task.fields[facts]}")) as tell:
+        shown = console.is_terminal
+        yield (lambda event: tell(event.round, rounds, facts(event))) if shown else None
 
 
 @contextmanager
-def counting(console: Console, what: str, total: int) -> Iterator[Callable[[int, int], None]]:
+def counting(
+    console: Console, what: str, total: int, *more: TextColumn
+) -> Iterator[Callable[..., None]]:
     """A progress bar for work that reports (done, total); without a terminal nothing is shown."""
     if not console.is_terminal:
-        yield lambda _done, _total: None
+        yield lambda *_: None
         return
-    with _bar(console, what) as bar:
-        task = bar.add_task(what, total=total)
-        yield lambda done, of: bar.update(task, completed=done, total=of)
+    done = TextColumn("{task.completed:.0f}/{task.total:.0f}")
+    columns = (TextColumn(f"[bold]{what}"), BarColumn(bar_width=24), done, *more)
+    with Progress(*columns, TimeRemainingColumn(), console=console) as bar:
+        task = bar.add_task(what, total=total, facts="")
+        yield lambda done, of, facts="": bar.update(task, completed=done, total=of, facts=facts)
 
 
 def facts(event: Any) -> str:
