@@ -208,7 +208,8 @@ def main() -> None:
         spent, memory, count = measured(way, sys.argv[1:])
         print(f"{way} | {spent:.2f} | {memory / 1e6:.0f}", flush=True)
         rows.append((spent, memory))
-    print(f"GPT-2 of {count / 1e6:.1f} million parameters, {2 * options.parts * EACH} × {size[2]} tokens a step")
+    records = 2 * options.parts * EACH
+    print(f"GPT-2 of {count / 1e6:.1f} million parameters, {records} × {size[2]} tokens a step")
     (time_private, small), (time_ordinary, least), (_, large) = rows
     print(f"time: {time_private / time_ordinary:.2f} of sharded without privacy (goal 1.30)")
     print(f"memory: {small / large:.2f} of whole copies, private (goal 0.60)")

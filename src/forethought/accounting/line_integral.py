@@ -1069,11 +1069,7 @@ class Profile:
     """
 
     def __init__(
-        self,
-        parts: Mapping[Pair | DiscreteRatio, int],
-        *,
-        swapped: bool,
-        accuracy: float = 1e-3,
+        self, parts: Mapping[Pair | DiscreteRatio, int], *, swapped: bool, accuracy: float = 1e-3
     ) -> None:
         single = alone(parts)
         self._single = of_one_round(next(iter(parts)), swapped=swapped) if single else None

@@ -417,9 +417,7 @@ _UNREPLACED, _IN_PLACE, _REPLACED = ADJACENCIES[:2], ADJACENCIES[1:], ADJACENCIE
 
 
 def _cells(
-    sampling: str,
-    adjacencies: Sequence[Adjacency],
-    cell: Cell,
+    sampling: str, adjacencies: Sequence[Adjacency], cell: Cell
 ) -> dict[tuple[str, str, str], Cell]:
     """The same cell for several adjacencies and for every kind of clipping."""
     return {(sampling, clipping, each): cell for clipping in CLIPPINGS for each in adjacencies}

@@ -14,13 +14,7 @@ from typing import Any
 from forethought import __version__
 from forethought.accounting import exact
 from forethought.accounting.accountants import ACCOUNTANTS
-from forethought.accounting.adaptive import (
-    CHOSEN,
-    FILTER,
-    GAUSSIAN_FILTER,
-    SELECTION,
-    TOLERANCE,
-)
+from forethought.accounting.adaptive import CHOSEN, FILTER, GAUSSIAN_FILTER, SELECTION, TOLERANCE
 from forethought.accounting.attack_bounds import Attained, Bounded, attack_of, bounded
 from forethought.accounting.interval import at_least, at_most
 from forethought.accounting.statement import (

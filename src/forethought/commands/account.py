@@ -112,9 +112,7 @@ def account(
 
 
 @command.app.command(epilog="Example: forethought keygen signing.pem")
-def keygen(
-    path: Path = argument("File of the private key; .pub is put beside it."),
-) -> None:
+def keygen(path: Path = argument("File of the private key; .pub is put beside it.")) -> None:
     """Make a key to sign statements with: forethought account RUN --sign FILE."""
 
     public, fingerprint = signing.generate(path)

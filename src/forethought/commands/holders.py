@@ -510,7 +510,7 @@ def gossip_train(
         accuracy = "" if one["accuracy"] is None else f", accuracy {one['accuracy']:.1%}"
         output.say(
             f"{one['name']}: {one['reason'] or 'paused'}, {one['updates']} updates, {spent} "
-            f"against the neighbours{accuracy}",
+            f"against the neighbours{accuracy}"
         )
     output.json(lambda: {"workers": found})
     if any(one["reason"] is None for one in found):

@@ -105,7 +105,7 @@ def open_account(
     output.say(
         f"{place}: account of {made.data!r}, ε {made.budget.epsilon:g} at δ "
         f"{made.budget.delta:g}{end}. In a job: [ledger] url = {url_of(place)!r}, "
-        f"data = {made.data!r}",
+        f"data = {made.data!r}"
     )
 
 
@@ -142,7 +142,7 @@ def reserve(
     output.json(lambda: {"reservation": made.number, "total": asdict(total)})
     output.say(
         f"reservation {made.number}; {data!r} has ε {at_least(total.left)} left for one more "
-        "release",
+        "release"
     )
 
 
@@ -277,7 +277,7 @@ def identity(
     new_key(path)
     output.say(
         f"{path}: for every machine that trains on the book's data sets. In a job: [ledger] "
-        f"identity = {str(path)!r}",
+        f"identity = {str(path)!r}"
     )
 
 

@@ -42,7 +42,7 @@ def init(
         output.say(
             f"{out} is written. Its ranges and categories were taken from {table.name}, on this "
             "machine, which no guarantee covers: correct them from what you know, and set "
-            "columns_measured = false",
+            "columns_measured = false"
         )
         declared = text.partition("[data.columns]")[2]
         dropped = re.findall(r'^(.+) = "drop"  # (.+)', declared, re.MULTILINE)

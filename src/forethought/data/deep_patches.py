@@ -23,15 +23,7 @@ import torch
 from numpy.typing import NDArray
 
 from forethought.data import patches
-from forethought.data.patches import (
-    FINE,
-    GRID,
-    STILL,
-    Filters,
-    Place,
-    pooled_at,
-    windows,
-)
+from forethought.data.patches import FINE, GRID, STILL, Filters, Place, pooled_at, windows
 
 LEAST = 20  # pixels a side, so that at half the size the windows hold some patches each
 CELLS, COMPONENTS = 2, 128  # cells a side of a second-layer patch, and its channels

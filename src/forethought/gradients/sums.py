@@ -1911,10 +1911,7 @@ def _scaled(
 
 
 def _summed(
-    uses: Sequence[SingleUseLinear],
-    scaled: Sequence[Tensor],
-    part: slice,
-    dtype: torch.dtype,
+    uses: Sequence[SingleUseLinear], scaled: Sequence[Tensor], part: slice, dtype: torch.dtype
 ) -> dict[str, Tensor]:
     sums: dict[str, Tensor] = {}
     for use, clipped in zip(uses, scaled, strict=True):

@@ -110,11 +110,7 @@ class Liveness:
     """
 
     def __init__(
-        self,
-        peers: Iterable[int],
-        now: float,
-        patience: float = PATIENCE,
-        lost: Iterable[int] = (),
+        self, peers: Iterable[int], now: float, patience: float = PATIENCE, lost: Iterable[int] = ()
     ) -> None:
         self.lost = set(lost)
         self._patience, self._looked = patience, now

@@ -268,10 +268,7 @@ class Recorded:
     """
 
     def __init__(
-        self,
-        folder: Path,
-        make: Callable[[dict[int, bytes]], Computing],
-        name: str = RECORD,
+        self, folder: Path, make: Callable[[dict[int, bytes]], Computing], name: str = RECORD
     ) -> None:
         for other in {RECORD, FUSED} - {name}:
             if (folder / other).exists():

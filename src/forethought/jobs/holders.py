@@ -634,10 +634,7 @@ def compression_of(section: GossipSection) -> Compression:
 
 
 def times_of(
-    section: Section,
-    agreed: Agreed,
-    speeds: Sequence[float],
-    folder: Path | None = None,
+    section: Section, agreed: Agreed, speeds: Sequence[float], folder: Path | None = None
 ) -> simulator.Times:
     """The times of a simulation: computation by records over speed, messages by size.
 

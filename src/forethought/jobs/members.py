@@ -723,12 +723,7 @@ def cluster_worker(
     )
 
 
-def launched_worker(
-    request: JobRequest,
-    out: Path,
-    *,
-    data_dir: Path | None = None,
-) -> PeerResult:
+def launched_worker(request: JobRequest, out: Path, *, data_dir: Path | None = None) -> PeerResult:
     """Run the worker of SYNC with this process's rank under torchrun.
 
     All processes must be able to read the job's data.

@@ -40,12 +40,7 @@ def names() -> tuple[str, ...]:
 
 
 def build(
-    name: str,
-    *,
-    inputs: tuple[int, ...],
-    classes: int,
-    seed: int | None = None,
-    **options: Any,
+    name: str, *, inputs: tuple[int, ...], classes: int, seed: int | None = None, **options: Any
 ) -> nn.Module:
     """A freshly initialised model.
 

@@ -733,11 +733,7 @@ def in_phases(
 
 
 def plan_phases(
-    plan: Plan,
-    *,
-    phases: int = 3,
-    shrink: float = SHRINK,
-    lengths: Sequence[int] | None = None,
+    plan: Plan, *, phases: int = 3, shrink: float = SHRINK, lengths: Sequence[int] | None = None
 ) -> Plan:
     """The plan with its rounds and budget divided into phases of decreasing noise.
 

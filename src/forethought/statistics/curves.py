@@ -339,10 +339,7 @@ def _spreads(near: Array, far: Array) -> tuple[Array, Array]:
 
 
 def _around(
-    names: Sequence[str],
-    values: Array,
-    spreads: tuple[Array, ...],
-    limits: tuple[float, float],
+    names: Sequence[str], values: Array, spreads: tuple[Array, ...], limits: tuple[float, float]
 ) -> tuple[Estimate, ...]:
     ends = [np.clip(values + sign * one, *limits) for one in spreads for sign in (-1, 1)]
     rows = zip(names, values, *ends, strict=True)

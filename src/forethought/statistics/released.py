@@ -425,11 +425,6 @@ def release(
     asked = _made(statistics, schema)
     found = rows(records, needed(asked), schema)
     planned = request(
-        asked,
-        examples=len(found),
-        budget=budget,
-        delta=delta,
-        adjacency=adjacency,
-        group=group,
+        asked, examples=len(found), budget=budget, delta=delta, adjacency=adjacency, group=group
     )
     return planned.release(found, schema=schema, seed=seed, out=out)
