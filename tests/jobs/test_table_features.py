@@ -167,7 +167,10 @@ def before(name: str, error: BaseException) -> Any:
 RANGES = {"rounds": 2, "basis": "hats", "ranges": True, "centre": False}
 
 
-@pytest.mark.parametrize("kind", ["asked", "default", "saved"])
+MEANS = {"rounds": 2, "basis": "none", "ranges": False, "centre": True}
+
+
+@pytest.mark.parametrize("kind", ["asked", "default", "saved", "means"])
 def test_a_paid_run_that_stops_while_ranges_are_released_goes_on_and_pays_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
@@ -176,10 +179,14 @@ def test_a_paid_run_that_stops_while_ranges_are_released_goes_on_and_pays_once(
     if kind == "saved":
         saved = tmp_path / "plan.json"
         prepare(request(tmp_path, **{**RANGES, "rounds": 3})).plan.save(saved)
-    asked = request(tmp_path, **({"rounds": 2} if kind == "default" else RANGES))
+    options = {"default": {"rounds": 2}, "means": MEANS}.get(kind, RANGES)
+    asked = request(tmp_path, **options)
     prepared, folder = prepare(paying(asked, place), saved_plan=saved), tmp_path / "run"
     with monkeypatch.context() as patched:
-        patched.setattr("forethought.rounds.preparation.prepare", stop)
+        inside = "forethought.training.run.released"  # means are released where training begins
+        patched.setattr(
+            inside if kind == "means" else "forethought.rounds.preparation.prepare", stop
+        )
         with pytest.raises((Interrupted, KeyboardInterrupt)):
             run(prepared, folder)
     found = run(prepare(resumed(folder), resume=folder), folder, resume=True)

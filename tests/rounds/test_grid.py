@@ -14,12 +14,15 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from forethought.rounds.randomness import (
+    COARSEST,
+    LIMIT,
     Stream,
     accepted_far,
     add_grid_noise,
     bernoulli_exp,
     discrete_gaussian,
     discrete_laplace,
+    reaching_grid,
 )
 from forethought.values.plan import GRID_STEPS, grid
 
@@ -132,6 +135,42 @@ def test_the_noise_covers_what_is_accounted_with_the_rounding(
     sigma = Fraction(std) / Fraction(norm)
     needed = sigma * (Fraction(norm) + exact_root(size) * Fraction(step))
     assert (Fraction(scale) ** 2 - 9) * Fraction(step) ** 2 >= needed**2
+
+
+@settings(max_examples=60)
+@given(
+    std=st.floats(1e-6, 1e6),
+    ratio=st.floats(0.02, 100),
+    size=st.integers(1, 10**6),
+    part=st.floats(2.0**-9, 1.0),
+)
+def test_a_coarser_grid_covers_it_too_and_is_no_coarser_than_it_must_be(
+    std: float, ratio: float, size: int, part: float
+) -> None:
+    norm, most = std / ratio, part * LIMIT * COARSEST * std
+    try:
+        usual, _ = grid(std, norm, size)
+        step, scale = reaching_grid(std, norm, size, most)
+    except ValueError:
+        return  # a rounding that would show is refused
+    assert most <= LIMIT * step and (step == usual or most > LIMIT * step / 2)
+    assert math.frexp(step)[0] == 0.5
+    assert 1 << 18 <= scale < 1 << (GRID_STEPS + 2)
+    sigma = Fraction(std) / Fraction(norm)
+    needed = sigma * (Fraction(norm) + exact_root(size) * Fraction(step))
+    assert needed**2 <= (Fraction(scale) ** 2 - 9) * Fraction(step) ** 2
+    assert scale * step <= float(needed) * (1 + 2.0**-17)
+
+
+def test_the_noise_of_a_coarser_grid_is_drawn_on_it_and_large_sums_are_not_clamped() -> None:
+    std, norm, most = 0.5, 1.0, 0.9 * LIMIT * COARSEST * 0.5
+    found = torch.full((1000,), most, dtype=torch.float64)
+    add_grid_noise(found, std, norm, random("coarse"), most)
+    step, scale = reaching_grid(std, norm, 1000, most)
+    assert step > grid(std, norm, 1000)[0]
+    noise = discrete_gaussian(scale, 1000, random("coarse"))
+    exact = [(round(most / step) + int(k)) * Fraction(step) for k in noise]
+    assert [Fraction(float(x)) for x in found] == exact
 
 
 def step_of(std: float) -> Fraction:

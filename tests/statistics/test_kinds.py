@@ -85,6 +85,8 @@ def test_a_record_moves_a_tally_by_its_reach_and_no_further(one: Statistic) -> N
     comes = max(float(np.linalg.norm(vector)) for vector in own)
     for adjacency in ("add-or-remove", "zero-out"):
         assert comes <= one.reach(adjacency) <= comes * (1 + 1e-9)
+    most = max(float(np.abs(vector).max()) for vector in own)
+    assert most <= one.entry <= max(2 * most, 1)  # of running sums UNIT is a bound that is near
     # A filter, or a word that was not declared, makes nothing of a record.
     vectors = [*own, nothing] if one.where or one.missing == "skip" else own
     apart = max(float(np.linalg.norm(a - b)) for a in vectors for b in vectors)
@@ -186,6 +188,7 @@ def test_an_odd_record_moves_no_tally_by_more_than_its_reach(
     except ValueError:  # refused: a declaration, or a record without an entry
         return
     assert np.linalg.norm(more - fewer) <= one.reach("add-or-remove") <= one.reach("zero-out")
+    assert np.abs(more - fewer).max() <= one.entry
     for old in range(len(records)):
         replaced = fewer + counted([record]) - counted([records[old]])
         assert np.array_equal(replaced, counted([*records[:old], *records[old + 1 :], record]))

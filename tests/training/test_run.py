@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import errno
 import json
 import os
 import re
@@ -286,8 +287,10 @@ def test_tied_weights_are_saved_and_resumed(tmp_path: Path) -> None:
 def test_a_used_folder_is_refused_resumed_or_overwritten(tmp_path: Path) -> None:
     out = tmp_path / "run"
     first = train(network(), data(), plan(3), out=out)
-    (out / "notes.txt").write_text("mine")
+    for name in ("notes.txt", "model.json"):  # the latter only of a job's run
+        (out / name).write_text("mine")
     (out / "audit.json").write_text("{}")
+    (out / "audit-later.json").write_text("")
     with pytest.raises(RunFolderExistsError, match=r"--resume.*--overwrite"):
         train(network(), data(), plan(3), out=out)
     again = train(nn.Linear(6, 2), data(), plan(3), out=out, resume=True)
@@ -295,8 +298,22 @@ def test_a_used_folder_is_refused_resumed_or_overwritten(tmp_path: Path) -> None
     assert again.history == first.history and again.statement == first.statement
     other = train(network(), data(), plan(4), out=out, overwrite=True)
     assert other.history[-1].round == 4
-    assert (out / "notes.txt").read_text() == "mine"
-    assert not (out / "audit.json").exists()  # it was of the run before
+    assert (out / "notes.txt").read_text() == (out / "model.json").read_text() == "mine"
+    # They were of the run before.
+    assert not (out / "audit.json").exists() and not (out / "audit-later.json").exists()
+
+
+def test_a_folder_without_room_is_free_once_there_is_some(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "no room")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("forethought.training.folder.RunFolder.reserve", full)
+        with pytest.raises(OSError, match="no room"):
+            train(network(), data(), plan(3), out=tmp_path / "run")
+    assert train(network(), data(), plan(4), out=tmp_path / "run").history[-1].round == 4
 
 
 @pytest.mark.parametrize("group", [1, 3])

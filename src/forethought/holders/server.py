@@ -295,11 +295,17 @@ def status_of(
         )
         for client, member in enumerate(federation.members)
     )
-    run, rounds = federation.run_id.hex()[:12], federation.rounds
-    version = min(machine.version, rounds)  # an asynchronous run's last version is one higher
-    known = run, federation.rule, version, rounds, machine.finished, seconds, clients
-    last = tuple(f"{raised.code}: {raised.text}" for raised in list(driver.alarms)[-10:])
-    return Status(*known, dict(driver.counts), last)
+    return Status(
+        federation.run_id.hex()[:12],
+        federation.rule,
+        min(machine.version, federation.rounds),  # an asynchronous run's last version is one higher
+        federation.rounds,
+        machine.finished,
+        seconds,
+        clients,
+        dict(driver.counts),
+        tuple(f"{raised.code}: {raised.text}" for raised in list(driver.alarms)[-10:]),
+    )
 
 
 def require_member(keys: Keys, roster: Roster, place: int) -> None:

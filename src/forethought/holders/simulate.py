@@ -489,8 +489,20 @@ def simulate(
             Holder.of(federation, k, one, chosen, secrets.of(k), micro_batch)
             for k, one in enumerate(records)
         ]
-        known = federation, shared, chosen, held_out, folder, holders, start, secrets
-        running = Simulation(*known, workers, engine, progress, held)
+        running = Simulation(
+            federation,
+            shared,
+            chosen,
+            held_out,
+            folder,
+            holders,
+            start,
+            secrets,
+            workers,
+            engine,
+            progress,
+            held,
+        )
         run = _run(running, times, fused)
         running.finish(run)
     return run
