@@ -159,6 +159,32 @@ def test_other_bits_in_long_blocks_leave_one_size(nudged: Callable) -> None:
         assert settled((32, 48)) == Blocks((64,))
 
 
+@pytest.mark.parametrize("moved", [False, True])
+def test_kernels_gradients_that_are_never_written_out_are_compared_as_they_are_held(
+    monkeypatch: pytest.MonkeyPatch, moved: bool
+) -> None:
+    first = sums.Convolved.__init__
+
+    def held(self: sums.Convolved, image: torch.Tensor, gradient: torch.Tensor, *rest: Any) -> None:
+        # The signs of the last example's two sides: neither its gradient nor its norm changes.
+        signs = torch.ones(len(image), 1, 1, 1)
+        signs[len(image) - moved :] = -1
+        first(self, image * signs, gradient * signs, *rest)
+
+    def written(self: sums.Convolved) -> torch.Tensor:
+        raise AssertionError("an example's gradient of a kernel was written out")
+
+    monkeypatch.setattr(sums.Convolved, "__init__", held)
+    monkeypatch.setattr(sums.Convolved, "rows", written)
+    model = nn.Sequential(nn.Conv2d(24, 64, 3, padding=1), nn.Flatten(), nn.Linear(64 * 16, 3))
+    given = rand(40, 24, 4, 4), torch.arange(40) % 3
+    subject = Subject(model, cross_entropy, dict(model.named_parameters()))
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always", SlowGradientsWarning)
+        found = clipped.probed(Blocks((16, 32)), subject, given)
+    assert (found == Blocks((1,)), len(said)) == (moved, int(moved))
+
+
 def test_a_probe_leaves_weights_and_generators_as_they_were() -> None:
     model, x, y = chained()
     weights = [p.detach().clone() for p in model.parameters()]

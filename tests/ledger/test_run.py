@@ -275,6 +275,37 @@ def test_a_run_whose_reservation_was_ended_does_not_go_on(tmp_path: Path) -> Non
         train(model(), records(), planned(), ledger=ledger, out=out, resume=True)
 
 
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_run_that_stops_while_its_means_are_released_is_resumed_and_paid_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overwrite: bool
+) -> None:
+    ledger, book = opened(tmp_path)
+    out, layer = tmp_path / "run", torch.nn.Linear(4, 2)
+    plan = ft.plan(
+        examples=EXAMPLES, budget=Budget(3, 1e-5), model=layer, feature_norm=9.0, rounds=2
+    )
+    if overwrite:
+        train(layer, records(), plan, out=out)
+    earlier = (out / "prepared.json").read_text() if overwrite else ""
+
+    def stop(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    def call(**more: Any) -> Any:
+        return train(layer, records(), plan, ledger=ledger, out=out, files={"a.txt": "b"}, **more)
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr("forethought.training.run.released", stop)
+        call(overwrite=overwrite)
+    with pytest.raises(folders.RunFolderExistsError, match="resume"):
+        call()
+    run = call(resume=True)
+    assert run.statement.mechanism == plan.mechanism and (out / "a.txt").read_text() == "b"
+    assert (out / "prepared.json").read_text() != earlier
+    (held,) = book.reservations("patients")
+    assert (held.status, held.released) == ("settled", len(plan.mechanism))
+
+
 def test_a_settled_run_that_is_paused_before_its_statement_is_paid_once(tmp_path: Path) -> None:
     ledger, book = opened(tmp_path)
     mechanism = planned().mechanism

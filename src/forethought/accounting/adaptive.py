@@ -84,7 +84,7 @@ import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, get_args
 
 import numpy as np
 from scipy.special import gammaln
@@ -486,9 +486,16 @@ class PoissonTrials:
 
 
 Trials = NegativeBinomialTrials | PoissonTrials
-_TRIALS: dict[str, type[Trials]] = {
-    kind.kind: kind for kind in (NegativeBinomialTrials, PoissonTrials)
-}
+_TRIALS: dict[str, type[Trials]] = {kind.kind: kind for kind in get_args(Trials)}
+
+
+def require_trials(trials: Trials) -> None:
+    """Refuse, with a TypeError, what is no distribution of a number of trials."""
+    if not isinstance(trials, Trials):
+        raise TypeError(
+            "trials must be forethought.PoissonTrials or forethought.NegativeBinomialTrials, not "
+            f"{trials!r}: the best of a fixed number of trials is not covered"
+        )
 
 
 def _monotone(orders: Array, values: Array) -> RenyiCurve:
@@ -512,11 +519,7 @@ def best_of(
     Raises:
         TypeError: ``trials`` is no such distribution.
     """
-    if not isinstance(trials, Trials):
-        raise TypeError(
-            f"trials must be NegativeBinomialTrials or PoissonTrials, not {trials!r}: a fixed "
-            "number of trials is not covered"
-        )
+    require_trials(trials)
     return trials.best_of(curve, curve.delta if profile is None else profile)
 
 

@@ -530,8 +530,8 @@ def _alike(blocks: batches.Blocks, subject: Subject, data: Any) -> bool:
         for size in (most, *blocks.sizes):
             index = torch.randperm(most, generator=generator)[:size]
             found = run(index)
-            same = same and len(found) == len(expected)
-            same = same and all(map(partial(_equal, index=index), found, expected))
+            equal = all(map(partial(_equal, index=index), found, expected))
+            same = same and len(found) == len(expected) and equal
         if not boundary.agreed(model, same, True):
             return False
     return True
@@ -589,8 +589,7 @@ def _numbers(computed: Computed, model: nn.Module) -> list[Tensor]:
         raise _AloneError
     ready = sums.weighed(dict(computed), trained, 1.0, sums.flat, None)
     size = ready.factors.shape[1]
-    stored = [_fingerprint(term, size) for term in ready.held]
-    return [*stored, ready.norms, ready.factors.t()]
+    return [*(_fingerprint(term, size) for term in ready.held), ready.norms, ready.factors.t()]
 
 
 def _fingerprint(term: Any, size: int) -> Tensor:
@@ -608,15 +607,15 @@ def _fingerprint(term: Any, size: int) -> Tensor:
 
 
 def _stored(term: Any) -> Iterator[Tensor]:
-    if isinstance(term, Dense):
-        yield term.values
-    elif isinstance(term, Outer):
+    if isinstance(term, Outer):
         for left, right in term.blocks:
             yield left.index if isinstance(left, sums.OneHot) else left
             yield right
     elif isinstance(term, sums.Moved):
         for part in term.terms:
             yield from _stored(part)
+    elif isinstance(term, sums.Convolved):
+        yield from term.stored
     elif not isinstance(term, Unused):
         yield term.rows()
 

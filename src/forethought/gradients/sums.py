@@ -1258,6 +1258,11 @@ class Convolved(BoundedTerm):
         # is not written out has one image an example.
         return None if self._ghost_wins() else Dense(self.rows())
 
+    @property
+    def stored(self) -> tuple[Tensor, ...]:
+        """The numbers that norm and sum are formed of, with the examples in dimension 0."""
+        return (self.image, self.gradient) if self._written is None else (self._written.values,)
+
     def bounds(self) -> TermBounds:
         if self._written is not None:
             return self._written.bounds()

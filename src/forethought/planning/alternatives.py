@@ -456,10 +456,7 @@ def plan_tuning(
     >>> len(plans), len({p.mechanism for p in plans})
     (3, 1)
     """
-    if not isinstance(trials, adaptive.Trials):
-        raise TypeError(
-            f"trials must be PoissonTrials(mean) or NegativeBinomialTrials(...), not {trials!r}"
-        )
+    adaptive.require_trials(trials)
     if not candidates:
         raise PlanError("candidates is empty: give at least one mapping of arguments to try")
     if not isinstance(candidates, Sequence) or not all(isinstance(c, Mapping) for c in candidates):

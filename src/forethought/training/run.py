@@ -44,6 +44,7 @@ from forethought.training.execution import (
 )
 from forethought.training.folder import (
     PAID,
+    PLAN,
     RESERVATION,
     STATEMENT,
     Checkpoint,
@@ -644,8 +645,7 @@ def _centred(task: Task) -> Task:
     A continued run takes the means from its folder. The task is unchanged if its plan pays for no
     means, or if its inputs are prepared already.
     """
-    asked = task.plan.preparation
-    begun = task.prepared
+    asked, begun, paid, folder = task.plan.preparation, task.prepared, task.paid, task.folder
     if asked is None or (begun is not None and not (asked.measures and asked.becomes)):
         return task
     layer = linear_layer(task.model)
@@ -654,7 +654,7 @@ def _centred(task: Task) -> Task:
         if begun is not None:
             require_prepared(task.plan, begun)  # raises: the means of these were not released
         return replace(task, plan=uncentred(task.plan))
-    kept = None if task.folder is None or not task.resume else task.folder.path / PREPARED
+    kept = None if folder is None or not task.resume else folder.path / PREPARED
 
     def text() -> str:
         if kept is not None and kept.is_file():
@@ -664,8 +664,15 @@ def _centred(task: Task) -> Task:
         seeds = Seeds(None, task.seeds.noise)
         return released(task.plan, task.records, seeds, begun).to_json() + "\n"
 
-    if task.paid is not None:
-        task.paid.ahead(len(task.plan.mechanism) - task.plan.rounds)
+    if paid is not None:
+        if folder is not None and not (task.resume or paid.begun):
+            # Before the mark: from there on this run is resumed, and not begun and paid for anew.
+            texts = {PLAN: task.plan.to_json() + "\n", **task.files}
+            folder.begin(overwrite=task.overwrite, files=texts)
+            folder.add(texts)
+            (folder.path / PREPARED).unlink(missing_ok=True)  # an earlier run's
+            task = replace(task, overwrite=True)
+        paid.ahead(len(task.plan.mechanism) - task.plan.rounds)
     found = task.team.first(text)
     prepared = Prepared.from_json(found)
     require_prepared(task.plan, prepared)

@@ -38,6 +38,7 @@ from forethought.accounting.adaptive import (
     draw,
     filter_from_state,
     matching_score_noise,
+    require_trials,
     selection_details,
     suited_filter,
 )
@@ -224,11 +225,7 @@ def tune(  # noqa: C901, PLR0915
             "scoring='public' with the data's own test part: it is as private as the rest. Give "
             "public records as holdout=, or leave scoring='noised'"
         )
-    if not isinstance(trials, Trials):
-        raise TypeError(
-            "trials must be forethought.PoissonTrials or forethought.NegativeBinomialTrials, not "
-            f"{trials!r}: the best of a fixed number of trials is not covered"
-        )
+    require_trials(trials)
     one_of("scoring", scoring, get_args(Scoring))
     if holdout is not None and score is not None:
         raise ValueError(_EITHER)

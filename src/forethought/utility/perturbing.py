@@ -19,7 +19,7 @@ from torch.utils.data import Dataset, Subset
 
 from forethought.data.dataset import PersonRows
 from forethought.gradients import batches
-from forethought.gradients.boundary import turns
+from forethought.gradients.boundary import trained_of, turns
 from forethought.models.networks import TemperedSigmoid
 from forethought.planning.defaults import default_delta
 from forethought.rounds.contributions import Loss, correct
@@ -384,9 +384,7 @@ def utility_graph(
     function("progress", progress)
     draws, seed = chosen.draws, chosen.seed
     begun = initial(model, seed)
-    first = next((p for p in begun.parameters() if p.requires_grad), None)
-    if first is None:
-        raise ValueError("the model has no parameter with requires_grad=True: nothing to train")
+    first = next(iter(trained_of(begun, "train").values()))
     data, test, _ = opened(data, test)
     if isinstance(data, PersonRows):
         raise ValueError(
