@@ -38,10 +38,11 @@ class Rates:
     product: float  # a floating-point operation in a batched matrix product
     move: float  # a byte read or written by an elementwise pass
     rows: float  # a byte of per-example gradient written by a grouped convolution
+    fresh: float  # a byte more if all of it exceeds 32 MiB, which malloc takes from the system anew
 
 
-CPU = Rates(product=1 / 120e9, move=1 / 20e9, rows=1 / 1.8e9)
-CUDA = Rates(product=1 / 10e12, move=1 / 1.0e12, rows=1 / 60e9)
+CPU = Rates(product=1 / 120e9, move=1 / 20e9, rows=1 / 4e9, fresh=1 / 1e9)
+CUDA = Rates(product=1 / 10e12, move=1 / 1.0e12, rows=1 / 60e9, fresh=0.0)
 
 
 def rates(device: torch.device) -> Rates:
@@ -1210,10 +1211,12 @@ class Convolved(BoundedTerm):
             n + 2 * p for n, p in zip(self.image.shape[2:], self.window.padding, strict=True)
         )
         written = batch * math.prod(self._shape) * width
-        grams = pixels**2 * self.image.shape[1] + time**2 * self.gradient.shape[1]
-        shifts = self.window.cells * self.groups * time**2
-        ghost = batch * (2 * grams * rate.product + shifts * width * 2.4 * rate.move)
-        return ghost < written * (rate.rows + 2 * rate.move)
+        sides = pixels * self.image.shape[1], time * self.gradient.shape[1]
+        grams = pixels * sides[0] + time * sides[1]
+        # Measured: a cell's share of the Gram matrix, the matrix itself, and the sides' norms.
+        moved = self.groups * (2.4 * self.window.cells * time**2 + 4.7 * pixels**2) + 8 * sum(sides)
+        ghost = batch * (2 * grams * rate.product + moved * width * rate.move)
+        return ghost < written * (rate.rows + 2 * rate.move + rate.fresh * (written > 1 << 25))
 
     @property
     def _positions(self) -> int:
@@ -1320,8 +1323,7 @@ class Convolved(BoundedTerm):
         image, gradient = wide(self.image), wide(self.gradient)
         scale = factors.double().view(-1, *(1,) * (gradient.dim() - 1))
         count = gradient.shape[0]
-        few = self._images(length)
-        if few:
+        if few := self._images(length):
             gradient = gradient * scale.to(gradient.dtype)
             return in_blocks(
                 count,
@@ -1413,14 +1415,12 @@ class Convolved(BoundedTerm):
         return replace(self, image=zeroed(self.image, mask), gradient=zeroed(self.gradient, mask))
 
     def settled(self) -> Term:
-        pointwise = self._pointwise()
-        if pointwise is not None:
+        if (pointwise := self._pointwise()) is not None:
             return pointwise.settled()
         return self if self._ghost_wins() else Dense(self.rows())
 
     def way(self) -> str:
-        pointwise = self._pointwise()
-        if pointwise is not None:
+        if (pointwise := self._pointwise()) is not None:
             return pointwise.way()
         if self._ghost_wins():
             return "ghost, pixel Gram"
