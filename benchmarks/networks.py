@@ -15,6 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from forethought.models import build
+
 VOCABULARY = 1000
 
 
@@ -115,6 +117,11 @@ def cnn() -> nn.Module:
         layers += [nn.Conv2d(inner, outer, 3, padding=1), nn.ReLU(), nn.AvgPool2d(2)]
     layers += [nn.Conv2d(64, 128, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1)]
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(128, 10))
+
+
+def tempered() -> nn.Module:
+    """The CNN of Papernot et al. (2021) for MNIST."""
+    return build("tempered-cnn", inputs=(1, 28, 28), classes=10, seed=0)
 
 
 def resnet18() -> nn.Module:
@@ -267,6 +274,7 @@ ROWS: dict[str, Row] = {
     "mlp-64": Row(mlp, images(784), 64, 1.1, 1.2),
     "lenet5": Row(lenet5, images(1, 28, 28), 256, 1.1, 1.0),
     "cnn": Row(cnn, images(3, 32, 32), 256, 1.15, 1.2),
+    "tempered-cnn": Row(tempered, images(1, 28, 28), 256),
     "resnet18-gn": Row(resnet18, images(3, 32, 32), 32, 1.1, 1.3),
     "encoder": Row(lambda: Encoder(4, 256, 4), sentences(128), 32, 1.1, 1.3),
     "lstm": Row(lambda: Recurrent(nn.LSTM, 256), sentences(64), 64, 1.3, 1.3),

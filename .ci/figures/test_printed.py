@@ -40,6 +40,12 @@ def test_the_page_on_gradients_has_the_kept_ratios(name: str) -> None:
     assert tables in (ROOT / "docs" / "gradients.md").read_text("utf-8")
 
 
+def test_the_page_on_gradients_says_what_a_wrong_way_costs() -> None:
+    kept = ROOT / "benchmarks" / "kernels.json"
+    said = printed(ROOT / "benchmarks" / "kernels.py", "--print", str(kept))
+    assert said in (ROOT / "docs" / "gradients.md").read_text("utf-8")
+
+
 def test_the_page_on_the_papers_ends_with_what_its_script_prints() -> None:
     page = (ROOT / "docs" / "papers.md").read_text("utf-8").strip()
     assert page.endswith(printed(ROOT / "docs" / "papers.py"))

@@ -38,11 +38,10 @@ class Rates:
     product: float  # a floating-point operation in a batched matrix product
     move: float  # a byte read or written by an elementwise pass
     rows: float  # a byte of per-example gradient written by a grouped convolution
-    fresh: float  # a byte more if all of it exceeds 32 MiB, which malloc takes from the system anew
 
 
-CPU = Rates(product=1 / 120e9, move=1 / 20e9, rows=1 / 4e9, fresh=1 / 1e9)
-CUDA = Rates(product=1 / 10e12, move=1 / 1.0e12, rows=1 / 60e9, fresh=0.0)
+CPU = Rates(product=1 / 120e9, move=1 / 20e9, rows=1 / 3e9)
+CUDA = Rates(product=1 / 10e12, move=1 / 1.0e12, rows=1 / 60e9)
 
 
 def rates(device: torch.device) -> Rates:
@@ -1214,9 +1213,12 @@ class Convolved(BoundedTerm):
         sides = pixels * self.image.shape[1], time * self.gradient.shape[1]
         grams = pixels * sides[0] + time * sides[1]
         # Measured: a cell's share of the Gram matrix, the matrix itself, and the sides' norms.
-        moved = self.groups * (2.4 * self.window.cells * time**2 + 4.7 * pixels**2) + 8 * sum(sides)
+        moved = self.groups * (3.5 * self.window.cells * time**2 + 6 * pixels**2) + 10 * sum(sides)
         ghost = batch * (2 * grams * rate.product + moved * width * rate.move)
-        return ghost < written * (rate.rows + 2 * rate.move + rate.fresh * (written > 1 << 25))
+        ghost += 3e-5 * (10 + self.window.cells)  # the time of its calls
+        # What takes more memory has to be the faster for it.
+        more = written > 4 * width * (self.image.numel() + self.gradient.numel())
+        return ghost < written * (rate.rows + 2 * rate.move) * (1.5 if more else 1)
 
     @property
     def _positions(self) -> int:
