@@ -176,8 +176,8 @@ def test_kernels_gradients_that_are_never_written_out_are_compared_as_they_are_h
 
     monkeypatch.setattr(sums.Convolved, "__init__", held)
     monkeypatch.setattr(sums.Convolved, "rows", written)
-    model = nn.Sequential(nn.Conv2d(24, 64, 3, padding=1), nn.Flatten(), nn.Linear(64 * 16, 3))
-    given = rand(40, 24, 4, 4), torch.arange(40) % 3
+    model = nn.Sequential(nn.Conv2d(96, 96, 3, padding=1), nn.Flatten(), nn.Linear(96 * 16, 3))
+    given = rand(40, 96, 4, 4), torch.arange(40) % 3
     subject = Subject(model, cross_entropy, dict(model.named_parameters()))
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always", SlowGradientsWarning)
