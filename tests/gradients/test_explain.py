@@ -43,7 +43,6 @@ def test_the_table_names_every_parameter_and_its_way(capsys: pytest.CaptureFixtu
     [
         (nn.Conv2d(16, 32, 4, 2), 13, "per-example, batch as groups"),  # 169² numbers of a Gram
         (nn.Conv2d(32, 64, 3, padding=1), 16, "per-example, batch as groups"),
-        (nn.Conv2d(16, 48, 3, padding=1), 5, "per-example, batch as groups"),  # nine small calls
         (nn.Conv2d(64, 64, 3, padding=1), 8, "ghost, pixel Gram"),  # a quarter of the memory
         (nn.Conv2d(128, 128, 3, padding=1), 8, "ghost, pixel Gram"),
         (nn.Conv2d(256, 512, 3, 2, 1), 8, "ghost, pixel Gram"),
@@ -53,8 +52,9 @@ def test_a_kernels_way_is_the_one_that_was_measured_to_be_faster(
     kernel: nn.Module, side: int, way: str
 ) -> None:
     channels = next(kernel.parameters()).shape[1]
-    weight, _ = explain(kernel, randn(32, channels, side, side))
-    assert weight.way == way
+    for batch in (1, 32):  # or the numbers of an example would hang on how many are with it
+        weight, _ = explain(kernel, randn(batch, channels, side, side))
+        assert weight.way == way
 
 
 def test_an_empty_example_is_refused() -> None:

@@ -1203,22 +1203,21 @@ class Convolved(BoundedTerm):
     def _ghost_wins(self) -> bool:
         if self.several > 1:
             return False
-        rate = rates(self.image.device)
-        width = self.image.element_size()
-        batch, time = self._batch, math.prod(self.gradient.shape[2:])
+        # Of one example: the batch's size must change no way, or its numbers would hang on others.
+        rate, width = rates(self.image.device), self.image.element_size()
+        time = math.prod(self.gradient.shape[2:])
         pixels = math.prod(
             n + 2 * p for n, p in zip(self.image.shape[2:], self.window.padding, strict=True)
         )
-        written = batch * math.prod(self._shape) * width
+        written = math.prod(self._shape) * width
         sides = pixels * self.image.shape[1], time * self.gradient.shape[1]
         grams = pixels * sides[0] + time * sides[1]
         # Measured: a cell's share of the Gram matrix, the matrix itself, and the sides' norms.
         moved = self.groups * (3.5 * self.window.cells * time**2 + 6 * pixels**2) + 10 * sum(sides)
-        ghost = batch * (2 * grams * rate.product + moved * width * rate.move)
-        ghost += 3e-5 * (10 + self.window.cells)  # the time of its calls
-        # What takes more memory has to be the faster for it.
-        more = written > 4 * width * (self.image.numel() + self.gradient.numel())
-        return ghost < written * (rate.rows + 2 * rate.move) * (1.5 if more else 1)
+        ghost = 2 * grams * rate.product + moved * width * rate.move
+        # What takes more memory than both sides has to be much faster.
+        gain = 2.5 if written > width * sum(sides) else 1
+        return ghost < written * (rate.rows + 2 * rate.move) * gain
 
     @property
     def _positions(self) -> int:
