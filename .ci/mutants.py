@@ -1139,7 +1139,7 @@ MUTANTS = [
            "test_kernels_gradients_that_are_never_written_out_are_compared_as_they_are_held"),
     Mutant("kernels: written gradients may take any memory", "sums.py::Convolved._ghost_wins",
            "2.5 if written > width * sum(sides) else 1", "1",
-           "test_a_kernels_way_is_the_one_that_was_measured_to_be_faster"),
+           "test_a_kernels_way_hangs_on_its_shape_and_not_on_the_batch"),
     Mutant("paid: records before the refusal", "training/run.py::train",
            "paid = reserved(held, ledger, plan, folder, resume, overwrite, team)",
            "paid = (opened(data, test), list(data), reserved(held, ledger, plan, folder, resume, "

@@ -1,6 +1,6 @@
 """How often the way to a kernel's gradients that is chosen is the slower one, and by how much.
 
-    python benchmarks/kernels.py                                  # two minutes
+    python benchmarks/kernels.py                                  # half a minute
     python benchmarks/kernels.py --json benchmarks/kernels.json   # and keep the rows
     python benchmarks/kernels.py --print benchmarks/kernels.json
 

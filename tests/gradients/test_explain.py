@@ -43,12 +43,16 @@ def test_the_table_names_every_parameter_and_its_way(capsys: pytest.CaptureFixtu
     [
         (nn.Conv2d(16, 32, 4, 2), 13, "per-example, batch as groups"),  # 169² numbers of a Gram
         (nn.Conv2d(32, 64, 3, padding=1), 16, "per-example, batch as groups"),
-        (nn.Conv2d(64, 64, 3, padding=1), 8, "ghost, pixel Gram"),  # a quarter of the memory
+        (
+            nn.Conv2d(64, 64, 3, padding=1),
+            8,
+            "ghost, pixel Gram",
+        ),  # faster written, but 3.5 times the memory
         (nn.Conv2d(128, 128, 3, padding=1), 8, "ghost, pixel Gram"),
         (nn.Conv2d(256, 512, 3, 2, 1), 8, "ghost, pixel Gram"),
     ],
 )
-def test_a_kernels_way_is_the_one_that_was_measured_to_be_faster(
+def test_a_kernels_way_hangs_on_its_shape_and_not_on_the_batch(
     kernel: nn.Module, side: int, way: str
 ) -> None:
     channels = next(kernel.parameters()).shape[1]

@@ -669,8 +669,8 @@ def _centred(task: Task) -> Task:
             # Before the mark: from there on this run is resumed, and not begun and paid for anew.
             texts = {PLAN: task.plan.to_json() + "\n", **task.files}
             folder.begin(overwrite=task.overwrite, files=texts)
-            folder.add(texts)
             (folder.path / PREPARED).unlink(missing_ok=True)  # an earlier run's
+            folder.add(texts)
             task = replace(task, overwrite=True)
         paid.ahead(len(task.plan.mechanism) - task.plan.rounds)
     found = task.team.first(text)
