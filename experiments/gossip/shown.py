@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from itertools import product
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -46,8 +47,11 @@ def table(
     ]
     names = [task for task in places if any(cell.task == task for cell in found)]
     for task in names:
-        cells = [Cell(task, rule, noise) for noise in NOISE for rule in RULES]
-        texts = [_figure(cell, found[cell]) if cell in found else "" for cell in cells]
+        texts = []
+        for noise, rule in product(NOISE, RULES):
+            either = (Cell(task, rule, noise, stagger=stagger) for stagger in (False, True))
+            row = next(((cell, found[cell]) for cell in either if cell in found), None)
+            texts.append(_figure(*row) if row else "")
         lines.append(f"| {task} | {' | '.join(texts)} |")
     if any(task in tiny for task in names):
         lines += [
