@@ -863,3 +863,11 @@ def test_equals_one_example_at_a_time(name: str, dtype: torch.dtype) -> None:
     after = model.state_dict()
     assert all(torch.equal(before[key], after[key]) for key in before)
     assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_looks_bags_of_all_examples_up_in_one_call() -> None:
+    model, inputs = ZOO["embedding_bags"]()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+        clipped_sum(model, lambda outputs, y: outputs.sum(-1), inputs, torch.zeros(B), 1.0)
+    calls = [event for event in profiler.events() if event.name == "aten::embedding_bag"]
+    assert len(calls) == 3

@@ -215,6 +215,25 @@ def _bag(use: Use) -> Terms:
     yield "weight", _of_table(use, index.flatten(1), wide(gradient).flatten(1, -2))
 
 
+def _bag_on_the_batch(
+    mode: VmapMode, func: Any, /, input: Tensor, weight: Tensor, *args: Any, **kwargs: Any
+) -> Any:
+    # vmap would take one example after the other.
+    given = dict(zip(_bags.split()[2:], args, strict=False)) | kwargs
+    each = given.pop("per_sample_weights", None)
+    if _of_examples_or_trained(weight) or input.dim() != 2 or not _plain_bags(given, {}):
+        return NotImplemented
+    with boundary.outside():
+        whole = boundary.every(input, mode.size)
+        scale = None if each is None else boundary.every(each, mode.size).flatten(0, 1)
+        found = func(whole.flatten(0, 1), weight, per_sample_weights=scale, **given)
+        found = found.unflatten(0, (mode.size, whole.shape[1]))
+    return boundary.lane(found, 0, mode.level)
+
+
+register_physical(_bag_on_the_batch, F.embedding_bag)
+
+
 # Activations with a parameter. Sums and products need no rule: the written-out gradient of a bias
 # or a scale is no larger than the tensor that it is summed from.
 

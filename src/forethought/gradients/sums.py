@@ -790,8 +790,8 @@ class Outer(BoundedTerm):
             left, right = self.blocks[0]
             if not right.shape[1]:
                 return TermBounds(right.new_zeros(len(right), dtype=torch.float64))
-            if isinstance(left, Tensor) and right.shape[1] == 1:
-                one, other = lengths(wide(left)), lengths(wide(right))
+            if right.shape[1] == 1:
+                one, other = lengths_of(left, right)
                 return TermBounds((one * other)[:, 0], None, (one + other)[:, 0])
         return bounds_of(self, *self._measured(), at_once=1)
 
