@@ -751,7 +751,8 @@ class Date(Column):
     Args:
         first, last: the days; by default 1950 to 2049.
         written: the format of days, as for ``strptime``; by default YYYY-MM-DD. Behind this and
-            the other usual forms of ten characters a time may stand, which is passed over.
+            the other usual forms of ten characters a time may stand, which is passed over. With
+            %y, a day behind the last one is a century older if that lies in the range.
     """
 
     first: date = CENTURY[0]
@@ -805,9 +806,13 @@ class Date(Column):
         self, where: str, name: str, entries: pl.Series, absent: pl.Series, outside: Outside
     ) -> Features:
         if entries.dtype in (pl.Date, pl.Datetime):
-            days = entries.cast(pl.Date)
+            days = entries.dt.date()  # of the clock in its time zone; a cast gives London's
         else:
             days = _days(written(entries), self.written or _FORMS[0])
+            if "%y" in (self.written or ""):
+                # 45 is 2045 to the parser; the declared range may say that it is 1945.
+                older = days.dt.offset_by("-100y")
+                days = days.zip_with((days <= self.last) | (older < self.first), older)
         wrong = days.is_null() & ~absent
         if wrong.any():
             row = int(wrong.arg_true()[0])
@@ -1041,7 +1046,8 @@ def _shown(entry: object) -> str:
 
 
 def _pointed(entries: pl.Series, decimal: str) -> pl.Series:
-    """Entries as Float64; missing where they are no numbers."""
+    """Entries as Float64; missing where they are no numbers, as days and times are."""
+    entries = entries.cast(pl.String) if entries.dtype.is_temporal() else entries
     if entries.dtype == pl.String:
         entries = entries.str.strip_chars()
         if decimal != ".":
@@ -1058,9 +1064,14 @@ def _words(entries: pl.Series, declared: Sequence[str]) -> pl.Series:
 
 
 def _days(words: pl.Series, form: str) -> pl.Series:
-    """Words as days, null where they are none; a time may stand behind those of ``_FORMS``."""
+    """Words as days, null where they are none; a time may stand behind those of ``_FORMS``.
+
+    A year has all of its digits where the form says so: 1/2/20 is no day of the year 20.
+    """
     if form in _FORMS:
-        words = words.str.replace(r"(?s)[\sT].*", "")
+        words = words.str.replace(r"(?s)[\sT]+(\d{1,2}(:.*)?)?$", "")
+    if "%Y" in form:
+        words = words.str.extract(r"(.*\d{8}.*)" if form == "%Y%m%d" else r"(.*\d{4}.*)")
     return words.str.to_date(form, strict=False)
 
 
