@@ -139,6 +139,13 @@ def test_faults_are_named(write, text, message):
         load(write(text), label="y")
 
 
+def test_a_word_with_an_underscore_is_no_number(write):
+    data = load(write("a,y\n" + "1,1_0\n2,1_1\n" * 20), label="y")
+    assert (data.classes, data.encoder.classes) == (2, ("1_0", "1_1"))
+    with pytest.raises(DataError, match="1_0 in example 2"):
+        load(write("a,y\n" + "2,2.5\n1,1_0\n" * 20), label="y", task="regression")
+
+
 def test_a_declared_class_may_be_called_nothing(write):
     assert load(write("a,y\n" + "1,none\n2,some\n" * 20), label="y").classes == 2
     source = write("a,y\n" + "1,none\n2,some\n3,more\n" * 20)

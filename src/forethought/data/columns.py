@@ -225,11 +225,13 @@ class Outside:
         clipped: column → number of entries outside its range.
         unknown: column → number of entries that were not declared.
         missing: column → number of entries that were missing.
+        first: number of the first row of the piece that is being read, for messages.
     """
 
     clipped: dict[str, int] = field(default_factory=dict)
     unknown: dict[str, int] = field(default_factory=dict)
     missing: dict[str, int] = field(default_factory=dict)
+    first: int = 0
 
     def note(self, kind: dict[str, int], name: str, count: int) -> None:
         """Add ``count`` to the entry of column ``name`` in one of the three tables."""
@@ -419,6 +421,7 @@ class Column(ABC):
                 '{…, missing = "middle"} (or "category", or "drop")'
             )
         outside.note(outside.missing, name, count)
+        outside.first = first
         features = self._features(where, name, entries, absent, outside)
         if features and self.missing == "category":
             features.append(absent.cast(pl.Float32).to_numpy())
@@ -529,7 +532,7 @@ class Number(Column):
     def _features(
         self, where: str, name: str, entries: pl.Series, absent: pl.Series, outside: Outside
     ) -> Features:
-        numbers = as_numbers(where, name, entries, absent, self.decimal)
+        numbers = as_numbers(where, name, entries, absent, self.decimal, outside.first)
         scaled = self._scaled(name, numbers, outside)
         return [np.where(np.isnan(numbers), np.float32(0), scaled)]
 
@@ -612,11 +615,9 @@ class PlainNumber(Column):
             row = int(values.is_null().arg_true()[0])
             entry = "" if entries[row] is None else str(entries[row])
             missing = entry.strip().lower() in MISSING_WORDS
-            raise UndeclaredError.unexpected(
-                where,
-                f"{_shown(entry)} in column {name}, example {first + row + 1}",
-                f"a number{': fill or drop missing entries beforehand' if missing else ''}",
-            )
+            found = f"{_shown(entry)} in column {name}, example {first + row + 1}"
+            wanted = f"a number{': fill or drop missing entries beforehand' if missing else ''}"
+            raise UndeclaredError.unexpected(where, found, wanted)
         with np.errstate(over="ignore"):
             numbers = values.to_numpy().astype(np.float32)
         finite(where, numbers[:, None], [name], first)
@@ -700,10 +701,11 @@ class Category(Column):
         count = int(strange.sum())
         outside.note(outside.unknown, name, count)
         if count and not (self.other or self.lenient):
-            entry = str(entries[int(strange.arg_true()[0])]).strip()
+            row = int(strange.arg_true()[0])
             raise UndeclaredError(
-                f"{where}: found {_shown(entry)} in column {name}, expected one of "
-                f"{', '.join(self.words[:20])}: declare it, or write other = true"
+                f"{where}: found {_shown(str(entries[row]).strip())} in column {name}, expected "
+                f"one of {', '.join(self.words[:20])}: declare it, or write other = true (example "
+                f"{outside.first + row + 1})"
             )
         found = [(words == word).cast(pl.Float32).to_numpy() for word in self.words]
         if self.other:
@@ -819,7 +821,8 @@ class Date(Column):
             raise UndeclaredError(
                 f"{where}: found {_shown(entries[row])} in column {name}, expected a day such as "
                 f"{self.first:{self.written or '%Y-%m-%d'}}: say how days are written with "
-                f'{name} = {{date = ["{self.first}", "{self.last}"], format = "%d.%m.%Y"}}'
+                f'{name} = {{date = ["{self.first}", "{self.last}"], format = "%d.%m.%Y"}} '
+                f"(example {outside.first + row + 1})"
             )
         beyond = ((days < self.first) | (days > self.last)).fill_null(False)
         outside.note(outside.clipped, name, int(beyond.sum()))
@@ -1021,9 +1024,9 @@ def _looked_up(graph: OnnxNodes, value: str, table: dict[str, int], default: int
 
 
 def as_numbers(
-    where: str, name: str, entries: pl.Series, absent: pl.Series, decimal: str
+    where: str, name: str, entries: pl.Series, absent: pl.Series, decimal: str, first: int = 0
 ) -> NDArray[np.float64]:
-    """Entries as float64, NaN where absent.
+    """Entries as float64, NaN where absent; ``first`` is the number of the first row.
 
     Raises:
         UndeclaredError: an entry is no finite number.
@@ -1034,7 +1037,8 @@ def as_numbers(
         row = int(wrong.arg_true()[0])
         raise UndeclaredError(
             f"{where}: found {_shown(entries[row])} in column {name}, expected a finite number"
-            f"{'' if decimal == '.' else f' with {decimal!r} before its fraction, and no point'}"
+            f"{'' if decimal == '.' else f' with {decimal!r} before its fraction, and no point'} "
+            f"(example {first + row + 1})"
         )
     return np.where(absent.to_numpy(), np.nan, values.to_numpy().astype(np.float64))
 
