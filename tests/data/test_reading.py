@@ -227,12 +227,11 @@ def test_faults_are_named(tmp_path, content, message):
     assert "\n" not in str(found.value)
 
 
-@pytest.mark.parametrize("wrong", ["old,A,2020-01-01", "1,Z,2020-01-01", "1,A,May"])
-def test_an_entry_that_fits_nothing_is_named_by_its_example(tmp_path, monkeypatch, wrong):
+def test_what_is_no_number_is_named_by_its_example(tmp_path, monkeypatch):
     monkeypatch.setattr(files, "PIECE", 64)  # many pieces
-    lines = ["1,A,2020-01-01,no", "2,B,2020-01-01,yes"] * 20
-    (tmp_path / "t.csv").write_text("\n".join(["a,b,c,y", *lines, f"{wrong},no", *lines]))
-    schema = TableSchema({"a": [0, 9], "b": ["A", "B"], "c": "date"})
+    lines = ["1,no", "2,yes"] * 20
+    (tmp_path / "t.csv").write_text("\n".join(["a,y", *lines, "old,no", *lines]))
+    schema = TableSchema({"a": [0, 9]})
     with pytest.raises(DataError, match="example 41"):
         load(f"csv:{tmp_path / 't.csv'}", label="y", classes=["no", "yes"], schema=schema)
 

@@ -701,11 +701,10 @@ class Category(Column):
         count = int(strange.sum())
         outside.note(outside.unknown, name, count)
         if count and not (self.other or self.lenient):
-            row = int(strange.arg_true()[0])
+            entry = str(entries[int(strange.arg_true()[0])]).strip()
             raise UndeclaredError(
-                f"{where}: found {_shown(str(entries[row]).strip())} in column {name}, expected "
-                f"one of {', '.join(self.words[:20])}: declare it, or write other = true (example "
-                f"{outside.first + row + 1})"
+                f"{where}: found {_shown(entry)} in column {name}, expected one of "
+                f"{', '.join(self.words[:20])}: declare it, or write other = true"
             )
         found = [(words == word).cast(pl.Float32).to_numpy() for word in self.words]
         if self.other:
@@ -821,8 +820,7 @@ class Date(Column):
             raise UndeclaredError(
                 f"{where}: found {_shown(entries[row])} in column {name}, expected a day such as "
                 f"{self.first:{self.written or '%Y-%m-%d'}}: say how days are written with "
-                f'{name} = {{date = ["{self.first}", "{self.last}"], format = "%d.%m.%Y"}} '
-                f"(example {outside.first + row + 1})"
+                f'{name} = {{date = ["{self.first}", "{self.last}"], format = "%d.%m.%Y"}}'
             )
         beyond = ((days < self.first) | (days > self.last)).fill_null(False)
         outside.note(outside.clipped, name, int(beyond.sum()))
