@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from datetime import date
+from datetime import date, datetime, time
 
 import numpy as np
 import polars as pl
@@ -112,6 +112,41 @@ def test_days():
         assert timed[0].tolist() == features[2].tolist()
     with pytest.raises(DataError, match="column x, expected"):
         encoded("date", ["2020-01-01", "May"])
+
+
+@pytest.mark.parametrize(
+    ("form", "entry"),
+    [
+        ("%m/%d/%Y", "1/2/20"),
+        ("%Y-%m-%d", "20-01-02"),
+        ("%Y%m%d", "2020111"),
+        ("%Y-%m-%d", "2020-01-02 or later"),
+        ("%d.%m.%Y", "00.00.0000"),
+    ],
+)
+def test_what_is_no_whole_day_is_refused(form, entry):
+    with pytest.raises(DataError, match="a day such"):
+        encoded({"date": ["2000-01-01", "2029-12-31"], "format": form}, [entry])
+
+
+def test_the_declared_range_says_the_century_of_a_year_of_two_digits():
+    value = {"date": ["1920-01-01", "2009-12-31"]}
+    short, outside = encoded({**value, "format": "%d.%m.%y"}, ["01.02.45", "01.02.05", "01.02.12"])
+    whole, _ = encoded(value, ["1945-02-01", "2005-02-01", "2012-02-01"])
+    assert short.tolist() == whole.tolist() and outside.clipped == {"x": 1}
+
+
+def test_the_day_of_a_time_is_that_of_its_time_zone():
+    times = pl.Series([datetime(2020, 7, 1)]).dt.replace_time_zone("Europe/Berlin")
+    kind = column("x", {"date": ["2020-01-01", "2020-12-31"]})
+    found = kind.encode("t", "x", times, 0, Outside())
+    assert found.tolist() == encoded(kind.to_value(), ["2020-07-01"])[0].tolist()
+
+
+@pytest.mark.parametrize("entry", [date(1970, 2, 1), datetime(1970, 1, 1), time(8)])
+def test_a_day_or_time_is_no_number(entry):
+    with pytest.raises(DataError, match="a finite number"):
+        column("x", [0, 10]).encode("t", "x", pl.Series([entry]), 0, Outside())
 
 
 def test_frames_with_types_of_their_own_are_read_alike():

@@ -9,7 +9,7 @@ import io
 import numpy as np
 import polars as pl
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from forethought.data import DataError, TableFormat, TableSchema, files, load
@@ -49,6 +49,7 @@ FORMS = {
     "line ends": (text(end="\r\n").encode(), {}),
     "blank lines": (text(end="\n\n").encode(), {}),
     "UTF-16": (text().encode("utf-16"), {"encoding": "utf-16"}),
+    "UTF-16, its order said": (("\ufeff" + text()).encode("utf-16-le"), {"encoding": "utf-16-le"}),
     "byte order mark": (b"\xef\xbb\xbf" + text().encode(), {}),
     "Latin-1": (text().encode("latin-1"), {"encoding": "latin-1"}),
     "comments": (("# made today\n" + text() + "# end\n").encode(), {"comment": "#"}),
@@ -74,6 +75,21 @@ def test_a_quotation_mark_in_a_comment_and_a_comment_mark_in_quotes(tmp_path, mo
     frames = list(Table(tmp_path / "t.csv", form=TableFormat(comment="#")).pieces())
     found = [row for frame in frames for row in frame.iter_rows()]
     assert found == [("1", "x\n# y"), ("2", "z"), ("3", '"\n')]
+
+
+def test_a_row_whose_first_entry_is_missing_is_no_comment(tmp_path):
+    (tmp_path / "t.tsv").write_text("a\tb\n\t#2\n # 5\n1\t3\n")
+    (frame,) = Table(tmp_path / "t.tsv", form=TableFormat(separator="\t", comment="#")).pieces()
+    assert frame.rows() == [(None, "#2"), ("1", "3")]
+
+
+def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path):
+    (tmp_path / "t.csv").write_text("a,b\n1,2\n")
+    frames = Table(tmp_path / "t.csv").pieces()
+    next(frames)
+    (tmp_path / "t.csv").write_text("a,b\n1,2\n3,4\n")
+    with pytest.raises(DataError, match="changed while"):
+        list(frames)
 
 
 @pytest.mark.parametrize(("entry", "form"), [(2.0**63, "0"), (0.5, "[h]:mm:ss")])
@@ -122,6 +138,16 @@ def test_words_in_a_dictionary_are_words(tmp_path, kind):
     assert found == {(-0.5, 1, 0, 0), (0, 0, 0, 1)}
 
 
+@pytest.mark.skipif(not hasattr(pl, "Map"), reason="to an older polars, a map is a list")
+def test_a_map_in_a_column_that_is_dropped_stops_nothing(tmp_path):
+    maps = pl.Series([{"a": 1}, None] * 20, dtype=pl.Map(pl.String, pl.Int64))
+    frame = pl.DataFrame({"m": maps, "n": [0, 1] * 20, "y": [0, 1] * 20})
+    frame.write_parquet(tmp_path / "t.parquet")
+    schema = TableSchema({"m": "drop", "n": [0, 1]})
+    data = load(f"parquet:{tmp_path / 't.parquet'}", label="y", classes=[0, 1], schema=schema)
+    assert len(data.train) + len(data.test) == 40
+
+
 cell = st.text(st.characters(codec="utf-8", exclude_characters='\0\r,"\n'), max_size=5)
 quoted = st.text(st.sampled_from('a,"\n é'), max_size=6)
 
@@ -145,10 +171,36 @@ def test_the_standard_library_reads_the_same(tmp_path_factory, rows, piece):
     assert found == [tuple(row) for row in rows]
 
 
+marks = st.text(st.sampled_from('""",,\n\na #'), max_size=30)
+
+
+@given(marks, st.integers(1, 40))
+@example('1,"5" disk"\n2,"6" disk"\n', 40)
+@example('1,5" disk\n2,6" disk\n', 40)
+@example('"5" disk",1\n2,"6" disk"\n', 3)
+@example('a "b",""a""\n', 40)
+def test_any_text_is_refused_or_read_as_by_the_standard_library(tmp_path_factory, body, piece):
+    path = tmp_path_factory.mktemp("t") / "t.csv"
+    path.write_text(f"x,y\n{body}")
+    old, files.PIECE = files.PIECE, piece
+    try:
+        frames = list(Table(path).pieces())
+    except DataError:
+        return
+    finally:
+        files.PIECE = old
+    found = [[entry or "" for entry in row] for frame in frames for row in frame.iter_rows()]
+    assert found == [row for row in csv.reader(io.StringIO(body, newline="")) if row]
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
         ("age,ward,outcome\n1,A,no\n2,B\n3,A,no\n", "2 entries in line 3, expected 3"),
+        ('age,ward,outcome\n1,"A\nB",no\n2,B\n', "2 entries in line 4, expected 3"),
+        ('age,ward,outcome\n1,A,no\n2,"5" A",no\n3,"6" A",no\n', "stray .* line 3"),
+        ('age,ward,outcome\n1,5" A,no\n2,6" A,no\n', "stray .* line 2"),
+        ('age,ward,outcome\n1,"\\"A\\"",no\n', "stray .* line 2"),
         ("age,ward,outcome\n1,A,no\n2,B,no,x\n", "4 entries in line 3"),
         ('age,ward,outcome\n1,A,no\n2,"B,no\n', "open quote in line 3"),
         ("age,age,outcome\n1,A,no\n", "two columns of one name"),
@@ -175,6 +227,15 @@ def test_faults_are_named(tmp_path, content, message):
     assert "\n" not in str(found.value)
 
 
+def test_what_is_no_number_is_named_by_its_example(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "PIECE", 64)  # many pieces
+    lines = ["1,no", "2,yes"] * 20
+    (tmp_path / "t.csv").write_text("\n".join(["a,y", *lines, "old,no", *lines]))
+    schema = TableSchema({"a": [0, 9]})
+    with pytest.raises(DataError, match="example 41"):
+        load(f"csv:{tmp_path / 't.csv'}", label="y", classes=["no", "yes"], schema=schema)
+
+
 @pytest.mark.parametrize(
     ("form", "message"),
     [
@@ -183,6 +244,7 @@ def test_faults_are_named(tmp_path, content, message):
         ({"decimal": ","}, "not the separator"),
         ({"decimal": "-"}, "decimal is"),
         ({"encoding": "klingon"}, "not known"),
+        ({"encoding": "base64"}, "not known"),
         ({"comment": ""}, "starts with"),
     ],
 )

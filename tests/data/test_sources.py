@@ -339,6 +339,20 @@ def test_another_way_to_write_a_column_moves_no_row(
     assert len(before[1]) > 20 and before[0] - after[0] == before[1] - after[1] == set()
 
 
+@pytest.mark.parametrize("kind", ["parquet", "excel"])
+def test_numbers_that_are_no_longer_whole_in_the_file_name_no_person(tmp_path, kind) -> None:
+    """Two persons would be one: 2^24 and its successor as float32, 2^53 and its in a sheet."""
+    many = {"parquet": 2.0**24, "excel": 2.0**53}[kind]
+    wide = {"parquet": pl.Float32, "excel": pl.Float64}[kind]
+    who = pl.Series([many, 1.0, 2.0] * 20, dtype=wide)
+    frame = pl.DataFrame({"who": who, "n": [0, 1, 2] * 20, "y": [0, 1, 1] * 20})
+    path = tmp_path / {"parquet": "t.parquet", "excel": "t.xlsx"}[kind]
+    getattr(frame, f"write_{kind}")(path)
+    schema = TableSchema({"n": [0, 2]}, person="who")
+    with pytest.raises(DataError, match="beyond 2"):
+        load(f"{kind}:{path}", label="y", classes=[0, 1], schema=schema)
+
+
 def test_a_person_under_two_spellings_is_one(tmp_path: Path) -> None:
     ways = ("7", "7.0", " 7", "Anna", "Anna ")
     lines = [f"{ways[n % 5] if n < 10 else n // 2},{n % 50},{n % 2}\n" for n in range(100)]

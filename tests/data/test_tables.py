@@ -68,6 +68,28 @@ def test_a_file_without_names_and_a_numbered_label(write):
         load(write(body), label="4")
 
 
+@pytest.mark.parametrize(
+    ("first", "label", "place"),
+    [
+        ("0.5,7,-1", "-1", 2),
+        ("-1,7,1", "-1", 2),
+        ("f,7,-1", "-1", 2),
+        ("0.5,2,1", "2", 2),
+        ("1,1,0.5", "1", 1),
+    ],
+)
+def test_the_number_of_a_label_that_a_record_holds_names_no_column(write, first, label, place):
+    rest = [first.replace(first.split(",")[place], other) for other in ("5", "6")]
+    data = load(write("\n".join([first, *rest, *[first, *rest] * 20])), label=label)
+    assert len(data.train) + len(data.test) == 63 and data.encoder.label == str(place)
+
+
+def test_a_line_that_counts_the_columns_holds_names(write):
+    for names, label in ((",0,1", "1"), ("0,1,2", "2"), ("country,2019,2020", "2020")):
+        data = load(write(f"{names}\n" + "5,2,1\n6,2,0\n" * 20), label=label)
+        assert len(data.train) + len(data.test) == 40
+
+
 def test_a_test_file_is_read_like_the_training_file(write):
     source = write(TABLE)
     write("outcome,dose,sex,age\nwell,7,m,20\nill,8,unseen,30\n", "test.csv")
@@ -115,6 +137,13 @@ def test_values_to_regress_on(write):
 def test_faults_are_named(write, text, message):
     with pytest.raises(DataError, match=rf"t\.csv.*{message}"):
         load(write(text), label="y")
+
+
+def test_a_word_with_an_underscore_is_no_number(write):
+    data = load(write("a,y\n" + "1,1_0\n2,1_1\n" * 20), label="y")
+    assert (data.classes, data.encoder.classes) == (2, ("1_0", "1_1"))
+    with pytest.raises(DataError, match="1_0 in example 2"):
+        load(write("a,y\n" + "2,2.5\n1,1_0\n" * 20), label="y", task="regression")
 
 
 def test_a_declared_class_may_be_called_nothing(write):

@@ -225,11 +225,13 @@ class Outside:
         clipped: column → number of entries outside its range.
         unknown: column → number of entries that were not declared.
         missing: column → number of entries that were missing.
+        first: number of the first row of the piece that is being read, for messages.
     """
 
     clipped: dict[str, int] = field(default_factory=dict)
     unknown: dict[str, int] = field(default_factory=dict)
     missing: dict[str, int] = field(default_factory=dict)
+    first: int = 0
 
     def note(self, kind: dict[str, int], name: str, count: int) -> None:
         """Add ``count`` to the entry of column ``name`` in one of the three tables."""
@@ -419,6 +421,7 @@ class Column(ABC):
                 '{…, missing = "middle"} (or "category", or "drop")'
             )
         outside.note(outside.missing, name, count)
+        outside.first = first
         features = self._features(where, name, entries, absent, outside)
         if features and self.missing == "category":
             features.append(absent.cast(pl.Float32).to_numpy())
@@ -529,7 +532,7 @@ class Number(Column):
     def _features(
         self, where: str, name: str, entries: pl.Series, absent: pl.Series, outside: Outside
     ) -> Features:
-        numbers = as_numbers(where, name, entries, absent, self.decimal)
+        numbers = as_numbers(where, name, entries, absent, self.decimal, outside.first)
         scaled = self._scaled(name, numbers, outside)
         return [np.where(np.isnan(numbers), np.float32(0), scaled)]
 
@@ -612,11 +615,9 @@ class PlainNumber(Column):
             row = int(values.is_null().arg_true()[0])
             entry = "" if entries[row] is None else str(entries[row])
             missing = entry.strip().lower() in MISSING_WORDS
-            raise UndeclaredError.unexpected(
-                where,
-                f"{_shown(entry)} in column {name}, example {first + row + 1}",
-                f"a number{': fill or drop missing entries beforehand' if missing else ''}",
-            )
+            found = f"{_shown(entry)} in column {name}, example {first + row + 1}"
+            wanted = f"a number{': fill or drop missing entries beforehand' if missing else ''}"
+            raise UndeclaredError.unexpected(where, found, wanted)
         with np.errstate(over="ignore"):
             numbers = values.to_numpy().astype(np.float32)
         finite(where, numbers[:, None], [name], first)
@@ -751,7 +752,8 @@ class Date(Column):
     Args:
         first, last: the days; by default 1950 to 2049.
         written: the format of days, as for ``strptime``; by default YYYY-MM-DD. Behind this and
-            the other usual forms of ten characters a time may stand, which is passed over.
+            the other usual forms of ten characters a time may stand, which is passed over. With
+            %y, a day behind the last one is a century older if that lies in the range.
     """
 
     first: date = CENTURY[0]
@@ -805,9 +807,13 @@ class Date(Column):
         self, where: str, name: str, entries: pl.Series, absent: pl.Series, outside: Outside
     ) -> Features:
         if entries.dtype in (pl.Date, pl.Datetime):
-            days = entries.cast(pl.Date)
+            days = entries.dt.date()  # of the clock in its time zone; a cast gives London's
         else:
             days = _days(written(entries), self.written or _FORMS[0])
+            if "%y" in (self.written or ""):
+                # 45 is 2045 to the parser; the declared range may say that it is 1945.
+                older = days.dt.offset_by("-100y")
+                days = days.zip_with((days <= self.last) | (older < self.first), older)
         wrong = days.is_null() & ~absent
         if wrong.any():
             row = int(wrong.arg_true()[0])
@@ -1016,9 +1022,9 @@ def _looked_up(graph: OnnxNodes, value: str, table: dict[str, int], default: int
 
 
 def as_numbers(
-    where: str, name: str, entries: pl.Series, absent: pl.Series, decimal: str
+    where: str, name: str, entries: pl.Series, absent: pl.Series, decimal: str, first: int = 0
 ) -> NDArray[np.float64]:
-    """Entries as float64, NaN where absent.
+    """Entries as float64, NaN where absent; ``first`` is the number of the first row.
 
     Raises:
         UndeclaredError: an entry is no finite number.
@@ -1029,7 +1035,8 @@ def as_numbers(
         row = int(wrong.arg_true()[0])
         raise UndeclaredError(
             f"{where}: found {_shown(entries[row])} in column {name}, expected a finite number"
-            f"{'' if decimal == '.' else f' with {decimal!r} before its fraction, and no point'}"
+            f"{'' if decimal == '.' else f' with {decimal!r} before its fraction, and no point'} "
+            f"(example {first + row + 1})"
         )
     return np.where(absent.to_numpy(), np.nan, values.to_numpy().astype(np.float64))
 
@@ -1041,7 +1048,8 @@ def _shown(entry: object) -> str:
 
 
 def _pointed(entries: pl.Series, decimal: str) -> pl.Series:
-    """Entries as Float64; missing where they are no numbers."""
+    """Entries as Float64; missing where they are no numbers, as days and times are."""
+    entries = entries.cast(pl.String) if entries.dtype.is_temporal() else entries
     if entries.dtype == pl.String:
         entries = entries.str.strip_chars()
         if decimal != ".":
@@ -1058,9 +1066,14 @@ def _words(entries: pl.Series, declared: Sequence[str]) -> pl.Series:
 
 
 def _days(words: pl.Series, form: str) -> pl.Series:
-    """Words as days, null where they are none; a time may stand behind those of ``_FORMS``."""
+    """Words as days, null where they are none; a time may stand behind those of ``_FORMS``.
+
+    A year has all of its digits where the form says so: 1/2/20 is no day of the year 20.
+    """
     if form in _FORMS:
-        words = words.str.replace(r"(?s)[\sT].*", "")
+        words = words.str.replace(r"(?s)[\sT]+(\d{1,2}(:.*)?)?$", "")
+    if "%Y" in form:
+        words = words.str.extract(r"(.*\d{8}.*)" if form == "%Y%m%d" else r"(.*\d{4}.*)")
     return words.str.to_date(form, strict=False)
 
 

@@ -312,20 +312,15 @@ class Labels:
         lacking = np.zeros(0, bool) if numeric else np.isin(np.char.lower(values), MISSING_WORDS)
         if lacking.any() and len(np.unique(values[~lacking])) > 1:
             row = int(lacking.argmax())
-            raise DataError.unexpected(
-                path,
-                f"no label in example {row + 1}, only {str(values[row])!r}",
-                f"{LABEL_NEEDED}; classes= declares it if it is one",
-            )
+            found = f"no label in example {row + 1}, only {str(values[row])!r}"
+            wanted = f"{LABEL_NEEDED}; classes= declares it if it is one"
+            raise DataError.unexpected(path, found, wanted)
         whole = not numeric or bool((kinds == np.round(kinds)).all())
         if len(kinds) <= MOST_CLASSES and (whole or self._declared.task is not None):
             self.kinds = pl.Series(kinds)
         if self.kinds is None and (not numeric or self._declared.task is not None):
-            raise DataError.unexpected(
-                path,
-                f"{len(kinds)} different {'labels' if numeric else 'words as labels'}",
-                f"at most {MOST_CLASSES} classes",
-            )
+            found = f"{len(kinds)} different {'labels' if numeric else 'words as labels'}"
+            raise DataError.unexpected(path, found, f"at most {MOST_CLASSES} classes")
         if len(kinds) < 2:
             raise DataError.unexpected(
                 path, f"only the label {kinds[0] if len(kinds) else 'of no example'}", "two or more"
@@ -429,26 +424,27 @@ def is_number(entry: Any) -> bool:
         float(entry)
     except ValueError:
         return False
-    return True
+    return "_" not in str(entry)
 
 
 def _numbers(path: Path | str, raw: NDArray[Any]) -> NDArray[Any]:
     """Labels as float64 where all of them are numbers, else as strings."""
+    # Python reads 1_0 as ten.
+    text = raw.dtype.kind not in "biuf"
+    plain = np.char.replace(raw.astype(str), "_", "?") if text else raw
     try:
-        values = raw.astype(np.float64)
+        values = plain.astype(np.float64)
     except ValueError:
         words: NDArray[Any] = np.char.strip(raw.astype(str))
         if (words == "").any():
             row = int((words == "").argmax())
-            raise DataError.unexpected(
-                path, f"no label in example {row + 1}", LABEL_NEEDED
-            ) from None
+            found = f"no label in example {row + 1}"
+            raise DataError.unexpected(path, found, LABEL_NEEDED) from None
         return words
     if not np.isfinite(values).all():
         row = int((~np.isfinite(values)).argmax())
-        raise DataError.unexpected(
-            path, f"label {values[row]} in example {row + 1}", "finite labels"
-        )
+        found = f"label {values[row]} in example {row + 1}"
+        raise DataError.unexpected(path, found, "finite labels")
     return values
 
 

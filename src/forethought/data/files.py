@@ -86,12 +86,10 @@ def find(name: str, files: Iterable[str], folder: Path | None) -> Path:
             f"{name}: no data folder. Name one with folder=, --data-dir, folder in the job file, "
             f"or the environment variable {FOLDER_VARIABLE}"
         )
-    wanted = tuple(files)
-    places = (folder / name, folder)
-    for place in places:
-        for file in wanted:
-            if (place / file).exists():
-                return place / file
+    wanted, places = tuple(files), (folder / name, folder)
+    for found in (place / file for place in places for file in wanted):
+        if found.exists():
+            return found
     raise DataError(
         f"{name}: no {' or '.join(wanted)} in {' or '.join(map(str, places))}. "
         "forethought downloads nothing: put the data set's original files there"
@@ -241,9 +239,11 @@ ENDINGS = {
 # Bytes of text that are parsed at once: enough for speed, little beside a table's features.
 PIECE = 16 << 20
 _ROWS = 100_000
-_QUOTE, _NEWLINE, _RETURN = b'"'[0], b"\n"[0], b"\r"[0]
-# From here on, a float stands for several whole numbers.
+_QUOTE, _NEWLINE = b'"'[0], b"\n"[0]
+_QUOTED = "entries quoted as RFC 4180 says: a quotation mark inside of one is doubled"
+# From here on, a float stands for several whole numbers; narrower ones from 2 to a lower power on.
 _EXACT = 2.0**53
+_BITS: dict[Any, int] = {pl.Float16: 11, pl.Float32: 24}
 # How a sheet's number comes where it is text.
 _AS_IN_SHEETS = r"^-?(0|[1-9]\d*)(\.\d*[1-9])?$"
 # What strip_chars takes away: str.strip() takes the separators of ASCII as well.
@@ -257,8 +257,9 @@ _SPELLINGS = (
     (r"^(?i:true)$", "1"),
     (r"^(?i:false)$", "0"),
 )
-# Excel's first line sep=; names the separator to Excel alone: it becomes a blank line.
-EXCEL = re.compile(r"\A\ufeff?sep=.(?=[\r\n])", re.IGNORECASE)
+# Excel's first line sep=; names the separator to Excel alone: it becomes a blank line. A byte order
+# mark is no part of the first name, whatever the encoding.
+EXCEL = re.compile(r"\A\ufeff?sep=.(?=[\r\n])|\A\ufeff", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -292,8 +293,8 @@ class TableFormat:
                 "',', and not the separator"
             )
         try:
-            codecs.lookup(self.encoding)
-        except LookupError:
+            "".encode(self.encoding)  # raises for a codec of bytes as well, such as base64
+        except (LookupError, ValueError):
             raise DataError(
                 f"encoding = {self.encoding!r} is not known: such as 'utf-8', 'latin-1', 'cp1252' "
                 "or 'utf-16'"
@@ -319,10 +320,11 @@ def distinct(where: Path | str, entries: pl.Series) -> pl.Series:
     Raises:
         DataError: floats that may stand for several whole numbers.
     """
-    if entries.dtype.is_float() and ((entries.abs() >= _EXACT) & entries.is_finite()).any():
+    bits = _BITS.get(type(entries.dtype), 53)
+    if entries.dtype.is_float() and ((entries.abs() >= 2.0**bits) & entries.is_finite()).any():
         raise DataError(
-            f"{where}: column {entries.name} has numbers beyond 2^53 as floats, which cannot tell "
-            "them apart: give the column as text"
+            f"{where}: column {entries.name} has numbers beyond 2^{bits} as floats, which cannot "
+            "tell them apart: give the column as text"
         )
     return entries
 
@@ -416,22 +418,32 @@ class Table:
         The columns of a text hold strings; those of the other kinds have their own types.
 
         Raises:
-            DataError: a damaged file, lines of different lengths, two columns of one name, or no
-                row.
+            DataError: a damaged file, one that changes meanwhile, lines of different lengths, two
+                columns of one name, or no row.
         """
-        count = 0
+        count, before = 0, self._state
         frames = {"csv": self._text, "parquet": self._parquet, "excel": self._excel}[self.kind]()
         for frame in frames:
             count += len(frame)
             yield frame
         if not count:
             raise DataError.unexpected(self.path, "no line below the names", "at least one")
+        if before != self._state:
+            raise DataError(
+                f"{self.path} changed while it was read: read it again when it is whole"
+            )
+
+    @property
+    def _state(self) -> tuple[int, int]:
+        found = required(self.path).stat()
+        return found.st_mtime_ns, found.st_size
 
     def _text(self) -> Iterator[pl.DataFrame]:
         names: list[str] | None = None
         line = 0
         for piece in self._pieces_of_text():
-            lines, first, rows, text = _shape(self.path, piece, ord(self.form.separator), line)
+            separator, width = ord(self.form.separator), len(names or ())
+            lines, rows, text = _shape(self.path, piece, separator, line, width)
             line += lines
             if not rows:
                 continue
@@ -441,10 +453,6 @@ class Table:
                 if self.form.header:
                     names = self._names(frame.row(0))
                     frame = frame[1:]
-            if frame.width != len(names):
-                raise DataError.unexpected(
-                    self.path, f"{frame.width} entries in line {first}", f"{len(names)}"
-                )
             frame.columns = names
             yield frame
         if names is None:
@@ -453,19 +461,12 @@ class Table:
     def _parsed(self, piece: bytes, rows: int) -> pl.DataFrame:
         try:
             frame = pl.read_csv(
-                io.BytesIO(piece),
-                has_header=False,
-                separator=self.form.separator,
-                infer_schema=False,
-                raise_if_empty=False,
+                piece, has_header=False, separator=self.form.separator, infer_schema=False
             )
         except pl.exceptions.PolarsError as error:
-            first = str(error).partition("\n")[0]
-            raise DataError.unexpected(self.path, f"no table ({first})", "a table") from error
+            raise DataError.unexpected(self.path, "no table", _QUOTED) from error
         if len(frame) != rows:
-            raise DataError.unexpected(
-                self.path, f"{len(frame)} rows in {rows} lines", "entries quoted as RFC 4180 says"
-            )
+            raise DataError.unexpected(self.path, f"{len(frame)} rows in {rows} lines", _QUOTED)
         return frame
 
     def _names(self, first: tuple[Any, ...]) -> list[str]:
@@ -478,11 +479,12 @@ class Table:
         """The text in UTF-8, cut between lines, without comment lines."""
         rest = b""
         for piece in self._without_comments():
-            whole = rest + piece
-            end = _last_line_end(whole)
-            rest = whole[end:]
-            if end:
-                yield whole[:end]
+            rest += piece
+            text = np.frombuffer(rest, np.uint8)
+            ends = np.flatnonzero((text == _NEWLINE) & _outside_quotes(text))
+            if len(ends):
+                yield rest[: ends[-1] + 1]
+                rest = rest[ends[-1] + 1 :]
         if rest:
             yield rest
 
@@ -493,10 +495,11 @@ class Table:
         # Comment lines become blank, so that line numbers in messages are those of the file. What
         # is inside of quotes is no comment, and a comment's own quotes are none.
         mark, rest, inside = self.form.comment.encode(), b"", False
+        blanks = b" \t".replace(self.form.separator.encode(), b"")  # not an empty first entry
         for piece in chain(self._decoded(), [b"\n"]):
             *lines, rest = (rest + piece).split(b"\n")
             for at, line in enumerate(lines):
-                if not inside and line.lstrip().startswith(mark):
+                if not inside and line.lstrip(blanks).startswith(mark):
                     lines[at] = b""
                 inside ^= lines[at].count(b'"') % 2 == 1
             yield b"".join(line + b"\n" for line in lines)
@@ -536,6 +539,9 @@ class Table:
         with self._reported("Excel"):
             frame = self._sheet({})
             self._names(tuple(frame.columns))
+            # A sheet holds floats, whatever they look like.
+            large = (one for one in frame.select(pl.col(pl.Int64)) if (one.abs() >= _EXACT).any())
+            frame = frame.with_columns(one.cast(pl.Float64) for one in large)
             # Beside a word, numbers become text of nine decimals. But one record must not change
             # what others say.
             number = frame.select(pl.col(pl.String).str.contains(_AS_IN_SHEETS))
@@ -577,9 +583,8 @@ class Table:
 
 # Type of an entry that is no number, word or day → a word in its place.
 _NO_ENTRY = {
-    "list": "(lists)",
-    "array": "(lists)",
-    "struct": "(fields)",
+    **dict.fromkeys(("list", "array"), "(lists)"),
+    **dict.fromkeys(("struct", "map"), "(fields)"),
     "object": "(objects)",
     "binary": "(bytes)",
 }
@@ -601,61 +606,57 @@ def with_entries(frame: pl.DataFrame) -> pl.DataFrame:
     return frame.with_columns(changed)
 
 
-def _outside_quotes(text: NDArray[np.uint8]) -> NDArray[np.bool_] | None:
-    """True for each byte outside quotes; None if there is no quote."""
+def _outside_quotes(text: NDArray[np.uint8]) -> NDArray[np.bool_]:
+    """True for each byte outside quotes, and for the mark that ends them."""
     quotes = text == _QUOTE
-    if not quotes.any():
-        return None
-    parity: NDArray[np.uint8] = np.cumsum(quotes, dtype=np.uint8)
-    return np.asarray(parity % 2 == 0)
+    return np.asarray(np.cumsum(quotes, dtype=np.uint8) & 1 == 0) if quotes.any() else ~quotes
 
 
-def _last_line_end(piece: bytes) -> int:
-    """Total length of the complete lines."""
-    text = np.frombuffer(piece, np.uint8)
-    ends = text == _NEWLINE
-    outside = _outside_quotes(text)
-    if outside is not None:
-        ends &= outside
-    found = np.flatnonzero(ends)
-    return int(found[-1]) + 1 if len(found) else 0
-
-
-def _shape(path: Path, piece: bytes, separator: int, before: int) -> tuple[int, int, int, bytes]:
-    """Check that all filled lines of a piece have the same number of entries.
+def _shape(
+    path: Path, piece: bytes, separator: int, before: int, width: int
+) -> tuple[int, int, bytes]:
+    """Check that all filled lines of a piece have ``width`` entries, or as many as the first (0).
 
     Returns:
-        The number of lines, the first filled one's number, how many are filled, and their text.
+        The number of lines, how many rows there are, and their text.
 
     Raises:
-        DataError: a line differs, or a quote does not end; the message names the line.
+        DataError: a line differs, a quote does not end, or a quotation mark is stray; the message
+            names the line.
     """
     text = np.frombuffer(piece, np.uint8)
-    outside = _outside_quotes(text)
-    ends, parts = text == _NEWLINE, text == separator
-    if outside is not None:
-        if not outside[-1]:
-            last = int(np.flatnonzero(text == _QUOTE)[-1])
-            line = before + 1 + int(ends[:last].sum())
-            raise DataError.unexpected(path, f"an open quote in line {line}", "one that is closed")
-        ends, parts = ends & outside, parts & outside
-    stops = np.flatnonzero(ends)
-    if not ends[-1]:
+    newlines, quotes, outside = text == _NEWLINE, text == _QUOTE, _outside_quotes(text)
+
+    def line(place: np.integer[Any]) -> int:
+        return before + 1 + int(np.count_nonzero(newlines[:place]))
+
+    if not outside[-1]:
+        found = f"an open quote in line {line(np.flatnonzero(quotes)[-1])}"
+        raise DataError.unexpected(path, found, "one that is closed")
+    marks = newlines | (text == separator)
+    borders = marks & outside
+    # Two records would be one where each has one mark too many: 5" disk, or "5" disk". So what
+    # begins with a mark ends with one, and what does not holds no border between two.
+    behind = quotes & outside & ~np.append((quotes | borders)[1:], True)
+    odd, between = np.flatnonzero((marks & ~outside) | behind), np.flatnonzero(borders)
+    begin = np.append(-1, between)[np.searchsorted(between, odd)] + 1
+    stray = odd[quotes[begin] == behind[odd]]
+    if len(stray):
+        found = f"a stray quotation mark in line {line(stray[0])}"
+        raise DataError.unexpected(path, found, _QUOTED)
+    stops = np.flatnonzero(newlines & outside)
+    if not newlines[-1]:
         stops = np.append(stops, len(text))
     starts = np.concatenate([[0], stops[:-1] + 1])
-    counted = np.searchsorted(np.flatnonzero(parts), stops)
-    entries = np.diff(counted, prepend=0) + 1
+    entries = np.diff(np.searchsorted(between, stops) + 1, prepend=0)
     filled = stops > starts
     kinds = entries[filled]
-    if len(kinds) and (kinds != kinds[0]).any():
-        wrong = int(np.flatnonzero(filled)[int((kinds != kinds[0]).argmax())])
-        raise DataError.unexpected(
-            path,
-            f"{entries[wrong]} entries in line {before + wrong + 1}",
-            f"{kinds[0]} as before it",
-        )
-    first = before + 1 + int(filled.argmax()) if len(filled) else before + 1
+    width = width or int(kinds[:1].sum())
+    if (kinds != width).any():
+        wrong = np.flatnonzero(filled)[(kinds != width).argmax()]
+        found = f"{entries[wrong]} entries in line {line(starts[wrong])}"
+        raise DataError.unexpected(path, found, f"{width} as before it")
     if not filled.all():
         blank = stops[~filled]
         piece = np.delete(text, blank[blank < len(text)]).tobytes()
-    return len(stops), first, int(filled.sum()), piece
+    return int(np.count_nonzero(newlines)), int(filled.sum()), piece

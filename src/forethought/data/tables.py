@@ -7,6 +7,7 @@ import re
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from io import StringIO
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -69,6 +70,12 @@ _UNITS = (
     r"%|‰|€|\$|£|[kmµ]?g|[kcmµ]?m|m?l|d?l|mm ?hg|bpm|kg/m[2²]|[mg]+/dl|[mµ]?mol/l|y(ea)?rs?|days?"
 )
 _NUMBER_AND_MORE = re.compile(rf"[-+€$£]?\d[\d.,' ]*\s*({_UNITS})?", re.IGNORECASE)
+_TO_NUMBERS = "turn them into numbers, such as days since a fixed day, or drop the column"
+_PLAIN = "write plain numbers with a decimal point and nothing else"
+_NO_WORDS = (
+    (_DATE, "dates", _TO_NUMBERS),
+    (_NUMBER_AND_MORE, "numbers with something around them", _PLAIN),
+)
 
 
 def require_text(path: Path, content: bytes) -> str:
@@ -135,17 +142,9 @@ def require_words(path: Path, name: str, words: list[str]) -> None:
         )
     if len(words) < 3:
         return
-    most = len(words) / 2
-    if sum(bool(_DATE.fullmatch(word)) for word in words) > most:
-        raise DataError(
-            f"{path}: column {name} holds dates, such as {words[-1]!r}: turn them into numbers, "
-            "such as days since a fixed day, or drop the column"
-        )
-    if sum(bool(_NUMBER_AND_MORE.fullmatch(word)) for word in words) > most:
-        raise DataError(
-            f"{path}: column {name} holds numbers with something around them, such as "
-            f"{words[-1]!r}: write plain numbers with a decimal point and nothing else"
-        )
+    for form, found, remedy in _NO_WORDS:
+        if sum(bool(form.fullmatch(word)) for word in words) > len(words) / 2:
+            raise DataError(f"{path}: column {name} holds {found}, such as {words[-1]!r}: {remedy}")
 
 
 def require_small(path: Path, name: str, numbers: NDArray[np.float32]) -> None:
@@ -161,11 +160,10 @@ def require_small(path: Path, name: str, numbers: NDArray[np.float32]) -> None:
     coded = bool(len(others)) and others.min() >= 0
     large = (np.abs(numbers) > LARGE).any() and np.isfinite(numbers).all()
     if large and coded:
-        code = f"{low:g}"
         raise DataError(
-            f"{path}: column {name} holds {code} and nothing else below 0: if that stands for a "
-            f"missing value, say so under [data.columns]: {name} = {{range = [0, 100], missing = "
-            f'"middle", codes = [{code}]}} with its true range'
+            f"{path}: column {name} holds {low:g} and nothing else below 0: if that stands for "
+            f"a missing value, say so under [data.columns]: {name} = {{range = [0, 100], missing = "
+            f'"middle", codes = [{low:g}]}} with its true range'
         )
     if large:
         raise DataError(
@@ -215,9 +213,14 @@ class _Text:
                 number.
         """
         first, second = _first_lines(path)
-        header = label in first
-        names = first if header else [str(number) for number in range(len(first))]
-        at = _place(path, first, label, "the label")
+        # A line that holds the label's number among other numbers is a record, unless it counts
+        # the columns, as pandas does.
+        counted = [str(number) for number in range(len(first))]
+        numbers = [entry for entry in first if is_number(entry)]
+        place = is_number(label) and abs(float(label)) <= len(first)
+        header = label in first and not (place and numbers != counted[: len(numbers)])
+        names = first if header else counted
+        at = _place(path, names if place else first, label, "the label")
         if not header and second and _looks_like_names(first, second):
             raise DataError(
                 f"{path}: its first line looks like column names ({', '.join(first[:8])}): "
@@ -292,11 +295,8 @@ def _first_lines(path: Path) -> tuple[list[str], list[str]]:
     start = read(path, _START)
     end = start.rfind(b"\n") + 1 if len(start) == _START else len(start)
     text = require_text(path, start[: end or len(start)])
-    try:
-        lines = csv.reader(text.splitlines(), skipinitialspace=True)
-        rows = list(islice(([entry.strip() for entry in row] for row in lines if row), 2))
-    except csv.Error as error:
-        raise DataError.unexpected(path, f"no table ({error})", "comma-separated values") from error
+    lines = csv.reader(StringIO(text, newline=None), skipinitialspace=True)
+    rows = list(islice(([entry.strip() for entry in row] for row in lines if row), 2))
     if not rows:
         raise DataError.unexpected(path, "an empty file", "comma-separated values")
     return rows[0], rows[1] if len(rows) > 1 else []
