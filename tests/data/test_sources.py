@@ -142,6 +142,13 @@ def test_unknown_sources_suggest_the_nearest(source, nearest):
         load(source)
 
 
+def test_a_file_with_a_misspelt_format_is_told_the_right_one():
+    for source in ("cvs:mine.csv", "xlsx:mine.xlsx", "D:mine.parquet"):
+        path = source if source.startswith("D:") else source.partition(":")[2]
+        with pytest.raises(DataError, match=f"as in '[a-z]+:{path}'"):
+            load(source)
+
+
 def test_options_that_do_not_go_together():
     for options, message in [
         ({"label": "y"}, "label= goes with a table"),

@@ -26,6 +26,7 @@ PLAN = ft.plan(examples=60, budget=ft.Budget(2.0, 1e-4), batch=20, rounds=2)
         ((X.astype(int), Y), 2, r"whole numbers: give them as inputs\.float\(\)"),
         ((X, Y[:, None]), 2, r"targets\.squeeze"),
         (list(zip(X, Y[:, None], strict=True)), 2, r"targets\.squeeze"),
+        ((X, np.eye(2, dtype=int)[Y]), 2, r"targets\.argmax"),
         ((X[:, :2], Y), 2, r"does not take one record of data, inputs of shape \(2,\)"),
         ((X, Y.astype(np.float32)), 2, r"for classes give whole numbers"),
         ((X, np.where(Y, np.nan, 1.0).astype(np.float32)), 1, "targets in data are not finite"),
@@ -36,6 +37,23 @@ def test_what_does_not_fit_is_said_before_anything_is_released(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         ft.train(nn.Linear(3, outputs), data, PLAN)
+
+
+def test_images_with_channels_last_are_told_torchs_order() -> None:
+    images = RANDOM.normal(size=(60, 4, 4, 3)).astype(np.float32)
+    with pytest.raises(ValueError, match="channels first"):
+        ft.train(nn.Sequential(nn.Conv2d(3, 2, 4), nn.Flatten()), (images, Y), PLAN)
+
+
+def test_binary_cross_entropy_of_whole_numbers_is_told_the_remedy() -> None:
+    with pytest.raises(ValueError, match="takes decimals"):
+        ft.train(nn.Linear(3, 1), (X, Y[:, None]), PLAN, loss=nn.BCEWithLogitsLoss())
+
+
+@pytest.mark.parametrize("examples", [X, torch.from_numpy(X), [60], True])
+def test_a_number_of_records_is_one_whole_number(examples: object) -> None:
+    with pytest.raises(TypeError, match="examples must be"):
+        ft.plan(examples=examples, budget=ft.Budget(2.0, 1e-4), epochs=1)
 
 
 class Adapted(nn.Module):

@@ -644,10 +644,11 @@ def load(
 def _unknown(source: str) -> str:
     ending = Path(source.lower().removesuffix(".gz")).suffix
     kind = ENDINGS.get(ending, "" if ":" in source or not Path(source).is_file() else "csv")
-    if kind:
-        return f"{source!r} looks like a file: write its format before it, as in '{kind}:{source}'"
-    known = [*_BUNDLED, *_ORIGINAL, *_FORMATS]
-    near = difflib.get_close_matches(source.partition(":")[0], known, 1)
-    close = [f"{name}:PATH" if name in _FORMATS else name for name in near]
-    hint = f" Did you mean {close[0]!r}?" if close else ""
+    before, _, path = source.partition(":")
+    if kind:  # one letter before the colon is a drive
+        path = path if len(before) > 1 and not path.startswith("//") else source
+        return f"{source!r} looks like a file: write its format before it, as in '{kind}:{path}'"
+    near = difflib.get_close_matches(before, [*_BUNDLED, *_ORIGINAL, *_FORMATS], 1)
+    close = (f"{name}:PATH" if name in _FORMATS else name for name in near)
+    hint = "".join(f" Did you mean {name!r}?" for name in close)
     return f"unknown data source {source!r}.{hint} The sources are {', '.join(names())}"

@@ -20,9 +20,8 @@ from forethought.data.dataset import is_number, label_column
 from forethought.data.features import best_features, reason_for
 from forethought.data.files import DAMAGE, EXCEL, Kind, Table, kind_of, opened_file, read, required
 from forethought.data.sources import load_idx, shape_read, wanted_arrays
-from forethought.data.tables import require_text
+from forethought.data.tables import require_text, unknown_column
 from forethought.jobs.job import toml_key, toml_value
-from forethought.values.checks import meant
 
 # A first job file for a table, made on its owner's machine, for the owner to correct.
 #
@@ -65,11 +64,8 @@ def job_for(path: Path, label: str | Sequence[str] | None = None) -> str:
         wanted = "at least two, with commas, semicolons, tabs or vertical bars between them"
         raise DataError.unexpected(path, f"{len(seen)} columns", wanted)
     labels = (label,) if isinstance(label, str) else tuple(label or ())
-    for each in labels:
-        if each not in seen:
-            hint = meant(each, seen)
-            wanted = f"one named {each!r}{hint and '.' + hint}"
-            raise DataError.unexpected(path, f"the columns {', '.join(seen)}", wanted)
+    for each in (name for name in labels if name not in seen):
+        raise unknown_column(path, [*seen], each, "the label")
     filled = [name for name in seen if name and seen[name].present]
     targets = tuple(dict.fromkeys(labels)) or tuple((filled or list(seen))[-1:])
     for each in targets if len(targets) > 1 else ():
@@ -94,8 +90,7 @@ def job_for(path: Path, label: str | Sequence[str] | None = None) -> str:
         lines.append(f"label = {toml_value(targets[0])}{question}")
         lines += [*_kind_of_target(f"{path}: the label {targets[0]}", own), *_unlabelled(own)]
         shares = _shares(own)
-        if shares:
-            lines.append(f"# prevalence = {toml_value(shares)}{_PREVALENCE}")
+        lines += [f"# prevalence = {toml_value(shares)}{_PREVALENCE}"] if shares else []
         given_away, nearly = _leaks(start, targets[0], own)
     for key, value, usual, question in (
         ("separator", form.separator, ",", ""),
@@ -117,8 +112,7 @@ def job_for(path: Path, label: str | Sequence[str] | None = None) -> str:
         costs = [float(f"{max(shares) / share:.1g}") for share in shares]
         lines += ["", f"# [predict]{_COSTS}", f"# costs = {toml_value(costs)}"]
         lines += [f'# [training]{_LOUDER}\n# class_weights = "prevalence"']
-    lines += ["", "[budget]", "epsilon = 3.0", ""]
-    return "\n".join(lines)
+    return "\n".join([*lines, "", "[budget]", "epsilon = 3.0", ""])
 
 
 def _columns(
@@ -132,7 +126,7 @@ def _columns(
     for name, column in seen.items():
         value, why = proposal(name, column)
         if name in persons and _PERSONS.search(name):
-            value, why = "drop", "it names a person? See person, above"
+            value, why = "drop", "it names a person? See person under [data]"
         elif name in given_away and value != "drop":
             why = f"{given_away[name]}. Is it known before the label is? {toml_value(value)}"
             value = "drop"

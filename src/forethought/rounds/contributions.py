@@ -581,7 +581,7 @@ def check_loss(
     inputs, targets = blank(records)
     if augmentation is not None:
         require_images(inputs, augmentation, isinstance(contribution, mechanism.Persons), dims)
-    with undisturbed(model, loss), _one_label():
+    with undisturbed(model, loss), explained_targets():
         if isinstance(contribution, mechanism.LocalUpdates) and not contribution.local.is_gradient:
             OneByOne(model, loss, contribution.local).update(inputs, targets, 0)
             return
@@ -596,18 +596,24 @@ def check_loss(
             _tell_mixing(model, _unequal(inputs))
 
 
+# Words of torch's errors about targets that a loss does not take, and the remedy.
+_TARGETS = {
+    "multi-target": "takes one label a record: give targets of shape (N, 1) as targets.squeeze(-1)",
+    "class probabilities": "takes numbers of classes: give one-hot targets as targets.argmax(-1)",
+    "can't be cast to": "takes decimals: give targets.float()",
+}
+
+
 @contextmanager
-def _one_label() -> Iterator[None]:
-    """Tell the remedy where a loss does not take labels (N, 1), as columns of tables are read."""
+def explained_targets() -> Iterator[None]:
+    """Tell the remedy where a loss does not take the targets, such as labels (N, 1) of a table."""
     try:
         yield
     except RuntimeError as error:
-        if "multi-target" not in str(error):
+        remedy = next((_TARGETS[word] for word in _TARGETS if word in str(error)), None)
+        if remedy is None:
             raise
-        raise ValueError(
-            f"the loss takes one label a record ({error}): give targets of shape (N, 1) as "
-            "targets.squeeze(-1)"
-        ) from error
+        raise ValueError(f"the loss {remedy} ({error})") from error
 
 
 def _unequal(made_up: Any) -> Any:

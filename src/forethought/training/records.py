@@ -29,6 +29,7 @@ from forethought.gradients.sums import Unused
 from forethought.rounds.contributions import (
     Loss,
     cross_entropy,
+    explained_targets,
     label_cross_entropy,
     mixing_layers,
     of_each,
@@ -267,7 +268,8 @@ def require_reached(model: torch.nn.Module, loss: Loss, records: Records) -> Non
             terms = contributions(model, loss, LaneBatch(inputs, targets), shards.whole)
             unreached = [name for name, term in terms.items() if isinstance(term, Unused)]
         else:
-            values = loss(call(model, inputs), targets).sum()
+            with explained_targets():
+                values = loss(call(model, inputs), targets).sum()
             found: Sequence[Tensor | None] = [None] * len(trained)
             if values.requires_grad:
                 found = torch.autograd.grad(values, list(trained.values()), allow_unused=True)
@@ -322,6 +324,8 @@ def _remedy(inputs: Any, told: str) -> str:
             "These inputs are whole numbers: give them as inputs.float() where the model takes "
             "features, and otherwise build it for that shape, or reshape the inputs"
         )
+    if "channels" in told and any(x.ndim == 4 and x.shape[-1] in (1, 3, 4) for x in leaves):
+        return "Torch takes channels first: give images as inputs.permute(0, 3, 1, 2)"
     return "Build it for that shape, or reshape the inputs"
 
 

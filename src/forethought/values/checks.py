@@ -5,15 +5,19 @@ from __future__ import annotations
 import difflib
 import importlib
 import math
+import reprlib
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
+from operator import ge, gt, index, le, lt
 from pathlib import Path
 from typing import Any, TypeVar
 
 _Value = TypeVar("_Value")
 _Kind = TypeVar("_Kind")
+
+_BOUNDS = (("above", gt), ("at least", ge), ("below", lt), ("at most", le))
 
 
 def real(
@@ -36,17 +40,11 @@ def real(
         number = float(value)
     except (TypeError, ValueError, RuntimeError, OverflowError):  # several numbers, or a huge one
         number = math.nan
-    if (
-        not math.isfinite(number)
-        or (above is not None and not number > above)
-        or (least is not None and not number >= least)
-        or (below is not None and not number < below)
-        or (most is not None and not number <= most)
-    ):
-        bounds = (("above", above), ("at least", least), ("below", below), ("at most", most))
-        wanted = " and ".join(f"{word} {bound}" for word, bound in bounds if bound is not None)
-        wanted = f"a finite number {wanted}".rstrip()
-        raise ValueError(f"{name} must be {wanted}, not {value!r}")
+    bounds = zip(_BOUNDS, (above, least, below, most), strict=True)
+    asked = [(word, holds, bound) for (word, holds), bound in bounds if bound is not None]
+    if not math.isfinite(number) or not all(holds(number, bound) for _, holds, bound in asked):
+        wanted = " and ".join(f"{word} {bound}" for word, _, bound in asked)
+        raise ValueError(f"{name} must be a finite number{wanted and ' ' + wanted}, not {value!r}")
     return number
 
 
@@ -67,9 +65,10 @@ def whole(name: str, value: object, *, least: int = 1, most: int | None = None) 
     Raises:
         TypeError: not a whole number. ValueError: outside the bounds.
     """
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise TypeError(f"{name} must be a whole number, not {value!r}")
-    number = int(value.__index__())
+    try:
+        number = index(None if isinstance(value, bool) else value)  # type: ignore[arg-type]
+    except TypeError:  # of an array too, whose values are not for a message
+        raise TypeError(f"{name} must be a whole number, not {reprlib.repr(value)}") from None
     if number < least or (most is not None and number > most):
         bounds = f"at least {least}" + ("" if most is None else f" and at most {most}")
         raise ValueError(f"{name} must be {bounds}, not {number}")
