@@ -24,7 +24,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from forethought.exchange.messages import SERVER
 from forethought.values.plan import Plan, Transcript
-from forethought.values.serialisation import Stored, canonical
+from forethought.values.serialisation import Readers, Stored, canonical, each
 
 # The roster: name, signing key and certificate of every member, in one public file.
 #
@@ -131,6 +131,7 @@ class Roster(Everybody):
 
     SCHEMA: ClassVar[str] = "forethought/roster/1"
     CALLED: ClassVar[str] = "roster"
+    PARTS: ClassVar[Readers] = {"server": Identity.from_dict, "clients": each(Identity.from_dict)}
 
     server: Identity
     clients: tuple[Identity, ...]
@@ -188,11 +189,6 @@ class Roster(Everybody):
     def public_keys(self) -> dict[int, bytes]:
         """Place → public key of every client."""
         return {place: bytes.fromhex(one.public_key) for place, one in enumerate(self.clients)}
-
-    @classmethod
-    def _restore(cls, values: dict[str, Any]) -> Roster:
-        clients = tuple(map(Identity.from_dict, values["clients"]))
-        return cls(Identity.from_dict(values["server"]), clients, values["nonce"])
 
 
 # A member's own keys: one for signing frames, one for its connections, and its certificate.

@@ -12,7 +12,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import accumulate
 from typing import Any, ClassVar, Literal, get_args
 
@@ -21,7 +21,7 @@ from forethought.federated.sizes import Guard, Sizes
 from forethought.values.checks import imported, one_of, real, whole
 from forethought.values.mechanism import LocalRounds, Mechanism, first_round, updates_of
 from forethought.values.plan import Plan, other_terms, promised, step_sizes
-from forethought.values.serialisation import build
+from forethought.values.serialisation import Readers, build, each
 from forethought.values.use import Averaging
 
 # Permissible delay: how far a client's round may be ahead of its newest global model.
@@ -239,6 +239,15 @@ class Federation(Agreement):
     MEMBER: ClassVar[str] = "client"
     REFUSAL: ClassVar[type[ValueError]] = FederationError
     LATER: ClassVar[tuple[str, ...]] = ("refreshes", "phases", "taking", "sizes", "encoding")
+    PARTS: ClassVar[Readers] = {
+        "members": each(partial(build, Member, what="member")),
+        "plans": each(Plan.from_dict),
+        "delay": partial(build, Delay, what="delay"),
+        "server": partial(build, ServerOptimizer, what="server"),
+        "robust": partial(build, Robust, what="robust"),
+        "averaging": partial(build, Averaging, what="averaging"),
+        "sizes": lambda found: None if found is None else build(Sizes, found, "sizes"),
+    }
 
     members: tuple[Member, ...]
     parameters: int
@@ -500,17 +509,6 @@ class Federation(Agreement):
         # Without cached properties: they hold functions, which cannot be pickled.
         return {one.name: getattr(self, one.name) for one in fields(self)}
 
-    @classmethod
-    def _restore(cls, values: dict[str, Any]) -> Federation:
-        known = dict(values)
-        known["members"] = tuple(build(Member, row, "member") for row in values["members"])
-        known["plans"] = tuple(Plan.from_dict(row) for row in values["plans"])
-        for name, kind in _PARTS.items():
-            known[name] = build(kind, values[name], name)
-        if values["sizes"] is not None:
-            known["sizes"] = build(Sizes, values["sizes"], "sizes")
-        return cls(**known)
-
 
 def local_words(local: LocalRounds) -> str:
     """Local rounds for people: ``"4"``, or ``"1, 1, 2, …"``."""
@@ -537,14 +535,6 @@ def local_rounds_of(given: object) -> LocalRounds:
     while len(each) > 1 and each[-1] == each[-2]:
         each.pop()
     return each[0] if len(each) == 1 else tuple(each)
-
-
-_PARTS: dict[str, type[Any]] = {
-    "delay": Delay,
-    "server": ServerOptimizer,
-    "robust": Robust,
-    "averaging": Averaging,
-}
 
 
 # The terms of a federation that a client's own job sets and no server may change.
