@@ -215,6 +215,23 @@ def replaced(path: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
         part.unlink(missing_ok=True)
 
 
+def sync_folder(folder: Path) -> None:
+    """Make a rename or removal in ``folder`` durable, where the system can."""
+    if os.name != "posix":
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_secret(path: Path, content: bytes) -> None:
+    """Write a new file for its owner only. Raises OSError: it exists, or cannot be made."""
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(content)
+
+
 def write_text(path: Path, text: str) -> None:
     """Write a text file atomically."""
     with replaced(path) as file:
