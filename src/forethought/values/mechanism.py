@@ -792,6 +792,12 @@ class Mechanism(Stored):
         return cls(*map(Rounds.from_dict, parts), adjacency=values["adjacency"])
 
 
+def scaled_noise(mechanism: Mechanism, factor: float) -> Mechanism:
+    """The mechanism with every noise multiplier times ``factor``."""
+    parts = [replace(part, noise_multiplier=part.noise_multiplier * factor) for part in mechanism]
+    return Mechanism(*parts, adjacency=mechanism.adjacency)
+
+
 def _same_release(one: Rounds, other: Rounds) -> bool:
     # An epoch begins with each part: a part that ends inside one cannot be merged with the next.
     # Correlated noise begins anew with each part.
