@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Literal, get_args
 
 from forethought.exchange.keys import Agreement, Roster
 from forethought.federated.sizes import Guard, Sizes
-from forethought.values.checks import imported, one_of, real, whole
+from forethought.values.checks import imported, one_of, optional, real, whole
 from forethought.values.mechanism import LocalRounds, Mechanism, first_round, updates_of
 from forethought.values.plan import Plan, other_terms, promised, step_sizes
 from forethought.values.serialisation import Readers, build, each
@@ -183,8 +183,7 @@ class Robust:
         real("robust share", self.share, least=0, below=0.5)
         if (self.kind == "norm-bound") != (self.bound is not None):
             raise ValueError("bound= goes with robust kind 'norm-bound', and only with it")
-        if self.bound is not None:
-            real("robust bound", self.bound, above=0)
+        optional(real, "robust bound", self.bound, above=0)
 
 
 @dataclass(frozen=True)
@@ -285,9 +284,7 @@ class Federation(Agreement):
             whole(name, getattr(self, name), least=0)
         real("resend", self.resend, above=0)
         for name in ("deadline", "absence", "cadence"):
-            value = getattr(self, name)
-            if value is not None:
-                real(name, value, above=0)
+            optional(real, name, getattr(self, name), above=0)
         object.__setattr__(self, "phases", tuple(whole("phases", one) for one in self.phases))
         taking = tuple(tuple(sorted(set(own))) for own in self.taking)
         object.__setattr__(self, "taking", taking)
@@ -345,8 +342,7 @@ class Federation(Agreement):
                 "under secure aggregation a masked sum leaves when all keys are agreed on, not at "
                 "a cadence: leave one of the two out"
             )
-        if self.cohort is not None:
-            whole("cohort", self.cohort, most=len(self.members))
+        optional(whole, "cohort", self.cohort, most=len(self.members))
         if self.refreshes:
             self._check_refreshes()
 

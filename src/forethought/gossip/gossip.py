@@ -19,7 +19,7 @@ from forethought.exchange.keys import Agreement
 from forethought.exchange.messages import Vector
 from forethought.gossip.compression import Compression
 from forethought.gossip.mixing import Mixing
-from forethought.values.checks import one_of, real, whole
+from forethought.values.checks import one_of, optional, real, whole
 from forethought.values.plan import Plan
 from forethought.values.serialisation import Readers, build, each
 from forethought.values.use import kind_of
@@ -54,8 +54,7 @@ class Trust:
     largest: float = HUGE
 
     def __post_init__(self) -> None:
-        if self.difference is not None:
-            real("difference", self.difference, above=0)
+        optional(real, "difference", self.difference, above=0)
         real("largest", self.largest, above=0, most=HUGE)
 
     @property
