@@ -95,7 +95,7 @@ from forethought.accounting.interval import Interval, at_most, reached
 from forethought.accounting.line_integral import Curve
 from forethought.accounting.renyi import RenyiCurve, canonne_epsilon, rdp
 from forethought.values.caveats import Caveat
-from forethought.values.checks import instance, one_of, real, reals, settle, whole
+from forethought.values.checks import instance, one_of, optional, real, reals, settle, whole
 from forethought.values.mechanism import (
     ADJACENCIES,
     Adjacency,
@@ -644,8 +644,7 @@ class Selection:
     def __post_init__(self) -> None:
         if len({mechanism.adjacency for mechanism in self.candidates}) != 1:
             raise ValueError("a search has candidates, all stated under one adjacency")
-        if self.score_noise is not None:
-            real("score_noise", self.score_noise, least=0)
+        optional(real, "score_noise", self.score_noise, least=0)
 
     @property
     def of_a_record(self) -> tuple[tuple[Mechanism, ...], ...]:

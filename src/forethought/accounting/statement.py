@@ -16,7 +16,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from functools import cache, partial, reduce
+from functools import cache, reduce
 from importlib import resources
 from itertools import accumulate, chain, combinations, groupby, pairwise
 from operator import add
@@ -29,7 +29,7 @@ from forethought.accounting.attack_bounds import Attained, bounded
 from forethought.accounting.exact import why_wide
 from forethought.accounting.interval import Interval, at_least, at_most
 from forethought.values.caveats import Caveat, caveats, choice, of_role
-from forethought.values.checks import real, settle, whole
+from forethought.values.checks import optional, real, settle, whole
 from forethought.values.mechanism import (
     SAMPLINGS,
     Adjacency,
@@ -896,15 +896,15 @@ def _read(values: Any) -> Statement:
         randomness=build(Randomness, content["randomness"]),
         caveats=tuple(map(Caveat.from_dict, content["caveats"])),
         releases=tuple(build(StatedRelease, row) for row in content["releases"]),
-        examples=_optional(whole, "examples", content["examples"]),
-        clip_norm=_optional(partial(real, above=0), "clip_norm", content["clip_norm"]),
-        plan=_optional(_text, "plan", content["plan"]),
+        examples=optional(whole, "examples", content["examples"]),
+        clip_norm=optional(real, "clip_norm", content["clip_norm"], above=0),
+        plan=optional(_text, "plan", content["plan"]),
         version=_text("version", content["version"]),
-        signature=_optional(_built(Signature), "signature", signature),
-        about=_optional(_built(About), "about", content.get("about")),
-        attained=_optional(_attained, "attained", content.get("attained")),
+        signature=optional(_built(Signature), "signature", signature),
+        about=optional(_built(About), "about", content.get("about")),
+        attained=optional(_attained, "attained", content.get("attained")),
         schema=content["schema"],
-        evidence=_optional(_built(Evidence), "evidence", content.get("evidence")),
+        evidence=optional(_built(Evidence), "evidence", content.get("evidence")),
     )
     _same_content(statement.content(), content)
     return statement
@@ -948,10 +948,6 @@ def _text(name: str, value: object) -> str:
     if not isinstance(value, str) or not value.isprintable():
         raise TypeError(f"{name} must be one line of text, not {value!r}")
     return value
-
-
-def _optional(read: Any, name: str, value: object) -> Any:
-    return None if value is None else read(name, value)
 
 
 def json_schema() -> dict[str, Any]:

@@ -40,6 +40,7 @@ from forethought.auditing.exact_tests import share_at_least, share_at_most
 from forethought.auditing.noise import applied, correlated, scales
 from forethought.auditing.verdict import AttackPoint, AttackSummary, Finding, smallest
 from forethought.values import mechanism as kinds
+from forethought.values.mechanism import scaled_noise
 from forethought.values.plan import Clip, Plan
 
 Array = NDArray[np.float64]
@@ -653,12 +654,6 @@ def refutation_p(games: Games, chosen: DecisionRule, claim: TradeOff) -> float:
     """p-value against ``claim``: the smallest of all thresholds, times their number."""
     at = zip(chosen.thresholds, chosen.slopes, strict=True)
     return smallest([joint(games, *one).p_value(claim) for one in at])
-
-
-def scaled_noise(mechanism: kinds.Mechanism, factor: float) -> kinds.Mechanism:
-    """The mechanism with every noise multiplier times ``factor``."""
-    parts = [replace(part, noise_multiplier=part.noise_multiplier * factor) for part in mechanism]
-    return kinds.Mechanism(*parts, adjacency=mechanism.adjacency)
 
 
 def critical_noise(refuted: Callable[[kinds.Mechanism], bool], mechanism: kinds.Mechanism) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import KW_ONLY, dataclass, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from scipy.optimize import minimize_scalar
 
@@ -17,7 +17,7 @@ from forethought.values import mechanism as kinds
 from forethought.values.caveats import Caveat, caveats, choice, chosen_but
 from forethought.values.checks import instance, real, settle, whole
 from forethought.values.plan import LEAST_NOISE, Clip, NoiseKind, Of, Preparation, Privacy, Round
-from forethought.values.serialisation import Stored
+from forethought.values.serialisation import Readers, Stored, each
 
 # The default schedule: it needs no tuning and no data.
 #
@@ -167,6 +167,12 @@ class DescentPlan(Stored):
 
     SCHEMA: ClassVar[str] = "forethought/descent-plan/1"
     CALLED: ClassVar[str] = "descent plan"
+    PARTS: ClassVar[Readers] = {
+        "problem": problem_from_dict,
+        "privacy": Privacy.from_dict,
+        "hyperparameters": Caveat.from_dict,
+        "not_covered": each(Caveat.from_dict),
+    }
 
     problem: Problem
     privacy: Privacy
@@ -245,16 +251,6 @@ class DescentPlan(Stored):
     def explain(self) -> str:
         """The reasons for the plan's numbers, one line each."""
         return "\n".join(f"{what}: {why}" for what, why in self.reasons)
-
-    @classmethod
-    def _restore(cls, values: dict[str, Any]) -> DescentPlan:
-        parts = {
-            "problem": problem_from_dict(values["problem"]),
-            "privacy": Privacy.from_dict(values["privacy"]),
-            "hyperparameters": Caveat.from_dict(values["hyperparameters"]),
-            "not_covered": [Caveat.from_dict(value) for value in values["not_covered"]],
-        }
-        return cls(**{**values, **parts})
 
 
 # From public values (loss, sizes, budget) to the plan of a descent.

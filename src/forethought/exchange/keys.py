@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import hashlib
-import os
 import re
 import secrets
 from collections.abc import Iterable, Sequence
@@ -24,7 +23,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from forethought.exchange.messages import SERVER
 from forethought.values.plan import Plan, Transcript
-from forethought.values.serialisation import Stored, canonical
+from forethought.values.serialisation import Readers, Stored, canonical, each, write_secret
 
 # The roster: name, signing key and certificate of every member, in one public file.
 #
@@ -131,6 +130,7 @@ class Roster(Everybody):
 
     SCHEMA: ClassVar[str] = "forethought/roster/1"
     CALLED: ClassVar[str] = "roster"
+    PARTS: ClassVar[Readers] = {"server": Identity.from_dict, "clients": each(Identity.from_dict)}
 
     server: Identity
     clients: tuple[Identity, ...]
@@ -189,11 +189,6 @@ class Roster(Everybody):
         """Place → public key of every client."""
         return {place: bytes.fromhex(one.public_key) for place, one in enumerate(self.clients)}
 
-    @classmethod
-    def _restore(cls, values: dict[str, Any]) -> Roster:
-        clients = tuple(map(Identity.from_dict, values["clients"]))
-        return cls(Identity.from_dict(values["server"]), clients, values["nonce"])
-
 
 # A member's own keys: one for signing frames, one for its connections, and its certificate.
 #
@@ -240,8 +235,8 @@ class Keys:
             if path.exists():
                 raise FileExistsError(f"{path} exists; keys are not overwritten: use a new folder")
         own = cls(identity, signing, _pem(connection))
-        _write_secret(folder / SIGNING, _pem(signing))
-        _write_secret(folder / CONNECTION, own.connection)
+        write_secret(folder / SIGNING, _pem(signing))
+        write_secret(folder / CONNECTION, own.connection)
         identity.save(folder / IDENTITY)
         return own
 
@@ -294,11 +289,6 @@ def _certificate(key: ec.EllipticCurvePrivateKey, name: str) -> x509.Certificate
 
 def _pem(key: Ed25519PrivateKey | ec.EllipticCurvePrivateKey) -> bytes:
     return key.private_bytes(form.Encoding.PEM, form.PrivateFormat.PKCS8, form.NoEncryption())
-
-
-def _write_secret(path: Path, content: bytes) -> None:
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-        file.write(content)
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from safetensors.numpy import load, save
 
 from forethought.exchange import messages
 from forethought.exchange.events import Begin, ClientRelease
+from forethought.values.serialisation import sync_folder
 
 # A log of records in order, each stored whole or not at all, which a machine reads after a crash.
 #
@@ -322,13 +323,8 @@ class FolderStorage:
 
     def _sync(self) -> None:
         """Make the folder's own entries durable."""
-        if os.name != "posix" or not self._durable:
-            return
-        descriptor = os.open(self.folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        if self._durable:
+            sync_folder(self.folder)
 
 
 def _write(path: Path, way: int, content: bytes, durable: bool) -> None:

@@ -12,16 +12,16 @@ import math
 from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import accumulate
 from typing import Any, ClassVar, Literal, get_args
 
 from forethought.exchange.keys import Agreement, Roster
 from forethought.federated.sizes import Guard, Sizes
-from forethought.values.checks import imported, one_of, real, whole
+from forethought.values.checks import imported, one_of, optional, real, whole
 from forethought.values.mechanism import LocalRounds, Mechanism, first_round, updates_of
 from forethought.values.plan import Plan, other_terms, promised, step_sizes
-from forethought.values.serialisation import build
+from forethought.values.serialisation import Readers, build, each
 from forethought.values.use import Averaging
 
 # Permissible delay: how far a client's round may be ahead of its newest global model.
@@ -183,8 +183,7 @@ class Robust:
         real("robust share", self.share, least=0, below=0.5)
         if (self.kind == "norm-bound") != (self.bound is not None):
             raise ValueError("bound= goes with robust kind 'norm-bound', and only with it")
-        if self.bound is not None:
-            real("robust bound", self.bound, above=0)
+        optional(real, "robust bound", self.bound, above=0)
 
 
 @dataclass(frozen=True)
@@ -239,6 +238,15 @@ class Federation(Agreement):
     MEMBER: ClassVar[str] = "client"
     REFUSAL: ClassVar[type[ValueError]] = FederationError
     LATER: ClassVar[tuple[str, ...]] = ("refreshes", "phases", "taking", "sizes", "encoding")
+    PARTS: ClassVar[Readers] = {
+        "members": each(partial(build, Member, what="member")),
+        "plans": each(Plan.from_dict),
+        "delay": partial(build, Delay, what="delay"),
+        "server": partial(build, ServerOptimizer, what="server"),
+        "robust": partial(build, Robust, what="robust"),
+        "averaging": partial(build, Averaging, what="averaging"),
+        "sizes": lambda found: None if found is None else build(Sizes, found, "sizes"),
+    }
 
     members: tuple[Member, ...]
     parameters: int
@@ -276,9 +284,7 @@ class Federation(Agreement):
             whole(name, getattr(self, name), least=0)
         real("resend", self.resend, above=0)
         for name in ("deadline", "absence", "cadence"):
-            value = getattr(self, name)
-            if value is not None:
-                real(name, value, above=0)
+            optional(real, name, getattr(self, name), above=0)
         object.__setattr__(self, "phases", tuple(whole("phases", one) for one in self.phases))
         taking = tuple(tuple(sorted(set(own))) for own in self.taking)
         object.__setattr__(self, "taking", taking)
@@ -336,8 +342,7 @@ class Federation(Agreement):
                 "under secure aggregation a masked sum leaves when all keys are agreed on, not at "
                 "a cadence: leave one of the two out"
             )
-        if self.cohort is not None:
-            whole("cohort", self.cohort, most=len(self.members))
+        optional(whole, "cohort", self.cohort, most=len(self.members))
         if self.refreshes:
             self._check_refreshes()
 
@@ -500,17 +505,6 @@ class Federation(Agreement):
         # Without cached properties: they hold functions, which cannot be pickled.
         return {one.name: getattr(self, one.name) for one in fields(self)}
 
-    @classmethod
-    def _restore(cls, values: dict[str, Any]) -> Federation:
-        known = dict(values)
-        known["members"] = tuple(build(Member, row, "member") for row in values["members"])
-        known["plans"] = tuple(Plan.from_dict(row) for row in values["plans"])
-        for name, kind in _PARTS.items():
-            known[name] = build(kind, values[name], name)
-        if values["sizes"] is not None:
-            known["sizes"] = build(Sizes, values["sizes"], "sizes")
-        return cls(**known)
-
 
 def local_words(local: LocalRounds) -> str:
     """Local rounds for people: ``"4"``, or ``"1, 1, 2, …"``."""
@@ -537,14 +531,6 @@ def local_rounds_of(given: object) -> LocalRounds:
     while len(each) > 1 and each[-1] == each[-2]:
         each.pop()
     return each[0] if len(each) == 1 else tuple(each)
-
-
-_PARTS: dict[str, type[Any]] = {
-    "delay": Delay,
-    "server": ServerOptimizer,
-    "robust": Robust,
-    "averaging": Averaging,
-}
 
 
 # The terms of a federation that a client's own job sets and no server may change.

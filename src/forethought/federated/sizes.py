@@ -30,7 +30,7 @@ from typing import Any
 
 from forethought.accounting.adaptive import BudgetExceededError, Filter, suited_filter
 from forethought.values.checks import imported, one_of, real, whole
-from forethought.values.mechanism import Mechanism, Poisson, Rounds
+from forethought.values.mechanism import Poisson, Rounds, scaled_noise
 from forethought.values.plan import Plan, Transcript
 from forethought.values.serialisation import canonical
 
@@ -146,11 +146,7 @@ def fitted(plan: Plan) -> Plan:
     """
 
     def at(factor: float) -> Plan:
-        parts = [
-            replace(part, noise_multiplier=part.noise_multiplier * factor)
-            for part in plan.mechanism
-        ]
-        return plan.remade(mechanism=Mechanism(*parts, adjacency=plan.mechanism.adjacency))
+        return plan.remade(mechanism=scaled_noise(plan.mechanism, factor))
 
     def fits(factor: float) -> bool:
         return not filter_of(at(factor)).would_exceed(at(factor).mechanism)

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forethought.exchange.messages import Vector, rounded, widened
-from forethought.values.checks import one_of, real
+from forethought.values.checks import one_of, optional, real
 
 Kind = Literal["none", "bf16", "top-k"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -55,8 +55,7 @@ class Compression:
         one_of("kind", self.kind, KINDS)
         if (self.fraction is not None) != (self.kind == "top-k"):
             raise ValueError("fraction is for 'top-k': give it there, and leave it out elsewhere")
-        if self.fraction is not None:
-            real("fraction", self.fraction, above=0, most=1)
+        optional(real, "fraction", self.fraction, above=0, most=1)
 
     @property
     def exact(self) -> bool:

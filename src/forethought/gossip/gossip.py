@@ -10,8 +10,8 @@ from __future__ import annotations
 import hashlib
 import math
 from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Any, ClassVar, Literal, get_args
+from functools import cached_property, partial
+from typing import ClassVar, Literal, get_args
 
 import numpy as np
 
@@ -19,9 +19,9 @@ from forethought.exchange.keys import Agreement
 from forethought.exchange.messages import Vector
 from forethought.gossip.compression import Compression
 from forethought.gossip.mixing import Mixing
-from forethought.values.checks import one_of, real, whole
+from forethought.values.checks import one_of, optional, real, whole
 from forethought.values.plan import Plan
-from forethought.values.serialisation import build
+from forethought.values.serialisation import Readers, build, each
 from forethought.values.use import kind_of
 
 # Limits on the weights of a neighbour that is not trusted.
@@ -54,8 +54,7 @@ class Trust:
     largest: float = HUGE
 
     def __post_init__(self) -> None:
-        if self.difference is not None:
-            real("difference", self.difference, above=0)
+        optional(real, "difference", self.difference, above=0)
         real("largest", self.largest, above=0, most=HUGE)
 
     @property
@@ -177,6 +176,13 @@ class Gossip(Agreement):
     MEMBER: ClassVar[str] = "worker"
     REFUSAL: ClassVar[type[ValueError]] = GossipError
     LATER: ClassVar[tuple[str, ...]] = ("stagger", "clock", "encoding")
+    PARTS: ClassVar[Readers] = {
+        "members": each(partial(build, Member, what="worker")),
+        "plans": each(Plan.from_dict),
+        "trust": partial(build, Trust, what="trust"),
+        "compression": partial(build, Compression, what="compression"),
+        "mixing": Mixing.from_dict,
+    }
 
     members: tuple[Member, ...]
     mixing: Mixing
@@ -360,16 +366,6 @@ class Gossip(Agreement):
                 "this worker's first weights are not those that were agreed: all workers begin "
                 "with the same ones; make the model with the agreed seed, or load them"
             )
-
-    @classmethod
-    def _restore(cls, values: dict[str, Any]) -> Gossip:
-        known = dict(values)
-        known["members"] = tuple(build(Member, row, "worker") for row in values["members"])
-        known["plans"] = tuple(Plan.from_dict(row) for row in values["plans"])
-        known["trust"] = build(Trust, values["trust"], "trust")
-        known["compression"] = build(Compression, values["compression"], "compression")
-        known["mixing"] = Mixing.from_dict(values["mixing"])
-        return cls(**known)
 
 
 def digest_of(weights: Vector) -> str:

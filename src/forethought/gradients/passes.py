@@ -46,11 +46,9 @@ def of_lanes(outputs: Any, count: int) -> Any:
     """
 
     def joined(leaf: Any) -> Any:
-        return (
-            _batch(boundary.rows(leaf)[:count].detach())
-            if isinstance(leaf, Tensor) and boundary.is_lane(leaf)
-            else leaf
-        )
+        if isinstance(leaf, Tensor) and boundary.is_lane(leaf):
+            return _batch(boundary.rows(leaf)[:count].detach())
+        return leaf
 
     return tree_map(joined, outputs)
 

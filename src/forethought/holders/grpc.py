@@ -33,6 +33,7 @@ from forethought.federated.server import ServerMachine
 from forethought.gossip.gossip import Gossip
 from forethought.holders import driving
 from forethought.holders.links import BEAT_EVERY, Arrived, Deliver, Reduce, RefusedMessage
+from forethought.values.serialisation import Readers, each
 
 _NAME, _CIPHERS = "GRPC_SSL_CIPHER_SUITES", "ECDHE-RSA-AES128-GCM-SHA256"
 #: True if grpc was, or will be, loaded with that list.
@@ -395,6 +396,7 @@ class PeerRoster(Everybody):
 
     SCHEMA: ClassVar[str] = "forethought/peer-roster/1"
     CALLED: ClassVar[str] = "roster of workers"
+    PARTS: ClassVar[Readers] = {"workers": each(Identity.from_dict), "addresses": tuple}
 
     workers: tuple[Identity, ...]
     addresses: tuple[str, ...]
@@ -447,11 +449,6 @@ class PeerRoster(Everybody):
     def one_way(self, to: int, connecting: Sequence[int]) -> Roster:
         """The roster of a worker, as the server, and of the workers that may connect to it."""
         return Roster(self.workers[to], tuple(self.workers[one] for one in connecting), self.nonce)
-
-    @classmethod
-    def _restore(cls, values: dict[str, Any]) -> PeerRoster:
-        workers = tuple(map(Identity.from_dict, values["workers"]))
-        return cls(workers, tuple(values["addresses"]), values["nonce"])
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -36,7 +36,7 @@ from forethought.gossip.gossip import Gossip, Rule
 from forethought.gossip.graphs import written_rows
 from forethought.gossip.synchronous import AllReduceWorker, SynchronousWorker
 from forethought.gossip.worker import Effects, Machine
-from forethought.values.checks import real, whole
+from forethought.values.checks import optional, real, whole
 from forethought.values.mechanism import LocalRounds, first_round
 
 
@@ -101,8 +101,7 @@ class Way:
     def __post_init__(self) -> None:
         real("latency", self.latency, least=0)
         real("jitter", self.jitter, least=0)
-        if self.bandwidth is not None:
-            real("bandwidth", self.bandwidth, above=0)
+        optional(real, "bandwidth", self.bandwidth, above=0)
 
     def seconds(self, size: float) -> float:
         """The duration of a message of ``size`` bytes, without the jitter."""
@@ -407,8 +406,7 @@ class GraphTimes(Times):
 
     def __post_init__(self) -> None:
         for name in ("exchange", "deadline"):
-            if getattr(self, name) is not None:
-                real(name, getattr(self, name), above=0)
+            optional(real, name, getattr(self, name), above=0)
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,6 @@ in a book, two different entries have one hash with probability below n²/2¹²�
 from __future__ import annotations
 
 import json
-import os
 import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -33,6 +32,7 @@ import polars as pl
 from blake3 import blake3
 
 from forethought.data.files import with_entries, written
+from forethought.values.serialisation import write_secret
 
 KEY_BYTES, HASH_BYTES = 32, 16
 _NUMBERS = 1024
@@ -43,8 +43,7 @@ Kind = Literal["record", "person"]
 
 def new_key(path: Path) -> None:
     """Create an owner-only file with a new key. Raises OSError: it exists, or cannot be made."""
-    with os.fdopen(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as file:
-        file.write(secrets.token_bytes(KEY_BYTES))
+    write_secret(path, secrets.token_bytes(KEY_BYTES))
 
 
 def _key(key: bytes, purpose: str) -> bytes:

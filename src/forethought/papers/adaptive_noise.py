@@ -61,11 +61,8 @@ def paper_iterations(
 
     It bounds Σ t² by T³, where the exact sum is T(T + 1)(2T + 1)/6: about a third.
     """
-    M, S, L = (
-        real("smoothness", smoothness, above=0),
-        real("scale", scale, above=0),
-        real("lipschitz", lipschitz, above=0),
-    )
+    M, S = real("smoothness", smoothness, above=0), real("scale", scale, above=0)
+    L = real("lipschitz", lipschitz, above=0)
     N, d = whole("examples", examples), whole("dimension", dimension)
     return float((8 * real("rho", rho, above=0) * N**2 * M**2 * S / (L**2 * d)) ** (1 / 3))
 

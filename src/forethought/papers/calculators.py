@@ -238,11 +238,9 @@ def phase_epsilon(
 
     def step(current: float) -> float:
         epsilon, noise = settled(current)
-        return (
-            closed_form.gamma_step(noise, epsilon * N / total, current)
-            if epsilon < 1e3
-            else math.inf
-        )
+        if epsilon >= 1e3:
+            return math.inf
+        return closed_form.gamma_step(noise, epsilon * N / total, current)
 
     kept, last = iterated_gamma(step, reading)
     if not math.isfinite(last):

@@ -135,11 +135,8 @@ def theorem_2(
         failing conditions.
     """
     eps, tail = real("epsilon", epsilon, above=0), real("delta", delta, above=0, below=1)
-    T, K, n = (
-        whole("iterations", iterations),
-        whole("workers", workers),
-        whole("smallest", smallest),
-    )
+    T, K = whole("iterations", iterations), whole("workers", workers)
+    n = whole("smallest", smallest)
     B, G = whole("batch", batch, most=n), real("lipschitz", lipschitz, above=0)
     cases = [AsynchronousTheorem(eps, tail, T, B, K, n, G, mu / 1000) for mu in range(1, 1000)]
     return min(cases, key=lambda case: (not case.holds, case.sigma))

@@ -26,7 +26,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal, assert_never, get_args
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -339,19 +339,10 @@ class KnownHits:
             last = binomial(1, min(1.0, math.fsum(map(sampling.turn, range(rest)))))
             hits = SquaredHits(last.squares + epochs, last.weights, last.missing)
         else:
-            hits = binomial(rounds.releases, _chance(sampling.hits(1)))
+            law = sampling.hits(1)
+            chance = law.chance if isinstance(law, mechanism.Binomial) else law.drawn / law.examples
+            hits = binomial(rounds.releases, chance)
         return KnownHits(hits, distance / rounds.noise_multiplier)
-
-
-def _chance(hits: mechanism.Law) -> float:
-    """The probability that one record is in the batch of its turn."""
-    match hits:
-        case mechanism.Binomial(chance=chance):
-            return chance
-        case mechanism.Hypergeometric(drawn=drawn, examples=examples):
-            return drawn / examples
-        case other:
-            assert_never(other)
 
 
 @dataclass(frozen=True)
@@ -514,11 +505,10 @@ def _subsampling(run: StrongAdversary) -> list[PaperBound]:
     if g == 1:
         claims += _hoeffding("Theorem E.1, g = 1 (Lemmas E.2 and E.3)", float(E), sigma)
     if run.groups == 1:
-        hit = (
-            -math.expm1(sum(math.log1p(-run.group_size / (run.examples - j)) for j in range(g)))
-            if run.group_size + g <= run.examples
-            else 1.0
-        )
+        hit = 1.0
+        if run.group_size + g <= run.examples:
+            missed = sum(math.log1p(-run.group_size / (run.examples - j)) for j in range(g))
+            hit = -math.expm1(missed)
         mean = run.examples / run.group_size * hit * E
         claims += _hoeffding("Theorem E.1, batch clipping (Lemma E.5)", mean, sigma)
     if run.group_size == 1 and run.examples > g + run.groups:

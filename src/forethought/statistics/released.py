@@ -36,7 +36,7 @@ from forethought.values.caveats import Caveat
 from forethought.values.checks import one_of, real, require_only, settle, whole
 from forethought.values.mechanism import Adjacency, Budget, FullBatch, Mechanism, Rounds
 from forethought.values.plan import TRANSCRIPT, Transcript, grid
-from forethought.values.serialisation import Stored, canonical, plain
+from forethought.values.serialisation import Readers, Stored, canonical, each, plain
 
 # The purpose of the random numbers, and the name of the result's file.
 _PURPOSE, RESULT = "statistics", "statistics.json"
@@ -64,6 +64,7 @@ class Request(Stored):
 
     SCHEMA: ClassVar[str] = "forethought/statistics/1"
     CALLED: ClassVar[str] = "request for statistics"
+    PARTS: ClassVar[Readers] = {"statistics": each(statistic)}
 
     statistics: tuple[Statistic, ...]
     examples: int
@@ -219,11 +220,6 @@ class Request(Stored):
             add_grid_noise(noised, std, unit, generator, *([most] * beyond))
             results.append(one.estimates(noised.numpy(), std, self.examples))
         return tuple(results)
-
-    @classmethod
-    def _restore(cls, values: dict[str, Any]) -> Request:
-        asked = tuple(statistic(one) for one in values.pop("statistics"))
-        return cls(asked, **values)
 
 
 def _made(

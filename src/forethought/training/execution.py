@@ -19,7 +19,7 @@ from torch import distributed
 from forethought.gradients.sharded import of_lost_process
 from forethought.rounds.private_sum import Team, TeamError, present_team
 from forethought.rounds.randomness import Seeds
-from forethought.values.checks import settle, whole
+from forethought.values.checks import optional, settle, whole
 
 # The device: one that torch knows and this machine has, or a clear error.
 
@@ -270,9 +270,7 @@ class Execution:
             )
             settle(self, salted=None)  # said once: copies do not say it again
         for name in ("micro_batch", "checkpoint_every", "log_every"):
-            value = getattr(self, name)
-            if value is not None:
-                whole(name, value)
+            optional(whole, name, getattr(self, name))
 
 
 class ShortForms(TypedDict, total=False):

@@ -52,7 +52,7 @@ from forethought.values.caveats import Caveat
 from forethought.values.checks import RunFolderExistsError
 from forethought.values.mechanism import Mechanism
 from forethought.values.plan import TRANSCRIPT, Plan, Transcript
-from forethought.values.serialisation import digest, replaced
+from forethought.values.serialisation import digest, replaced, sync_folder
 
 if TYPE_CHECKING:
     from forethought.training.shapes import Shapes
@@ -616,17 +616,6 @@ def replace_file(path: Path, content: bytes, mode: int = 0o644) -> None:
     with replaced(path, mode) as file:
         file.write(content)
     sync_folder(path.parent)
-
-
-def sync_folder(folder: Path) -> None:
-    """Make a rename or removal in ``folder`` durable, where the system can."""
-    if os.name != "posix":
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 # The keys of a run: one small file, written once, overwritten in place when the run ends.

@@ -284,10 +284,8 @@ def _area(targets: NDArray[Any], scores: NDArray[np.float64]) -> Figure:
 
 def _each(a: HeldOutAnswers, weight: Any = 1.0) -> list[tuple[NDArray[Any], NDArray[np.float64]]]:
     """Truth and scores of each class or label that some, but not all, weighted records have."""
-    each, every = (
-        zip(a.targets.T, a.scores.T, strict=True),
-        np.sum(weight * np.ones(len(a.targets))),
-    )
+    each = zip(a.targets.T, a.scores.T, strict=True)
+    every = np.sum(weight * np.ones(len(a.targets)))
     return [(y, p) for y, p in each if 0 < np.sum(weight * y) < every]
 
 

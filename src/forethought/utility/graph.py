@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from forethought.values.caveats import Caveat
 from forethought.values.checks import one_of, real, reals, whole
 from forethought.values.plan import Plan
-from forethought.values.serialisation import Stored
+from forethought.values.serialisation import Readers, Stored
 
 UTILITY_SCHEMA = "forethought/utility-graph/1"
 
@@ -74,6 +74,7 @@ class UtilityGraph(Stored):
 
     SCHEMA: ClassVar[str] = UTILITY_SCHEMA
     CALLED: ClassVar[str] = "utility graph"
+    PARTS: ClassVar[Readers] = {"training": Plan.from_dict}
 
     clip_norms: tuple[float, ...]
     noise_multipliers: tuple[float, ...]
@@ -267,10 +268,6 @@ class UtilityGraph(Stored):
             ),
             "not_covered": self.not_covered,
         }
-
-    @classmethod
-    def _restore(cls, values: dict[str, Any]) -> UtilityGraph:
-        return cls(**{**values, "training": Plan.from_dict(values["training"])})
 
 
 def increasing(name: str, values: Sequence[float]) -> tuple[float, ...]:

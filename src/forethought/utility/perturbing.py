@@ -28,7 +28,7 @@ from forethought.training.metrics import Event
 from forethought.training.records import opened
 from forethought.training.run import train
 from forethought.utility.graph import SOURCES, Source, UtilityGraph, increasing
-from forethought.values.checks import function, one_of, real, whole
+from forethought.values.checks import function, one_of, optional, real, whole
 from forethought.values.mechanism import Mechanism, Poisson, Rounds
 from forethought.values.plan import Clip, ClipRule, Plan
 from forethought.values.use import Averaging, Optimizer, Schedule
@@ -289,10 +289,8 @@ class GraphSettings:
         if whole("holders", self.holders) > 1 and self.noise_scale != "holders-round":
             raise ValueError('holders= goes with noise_scale="holders-round": add that, or drop it')
         one_of("clip_rule", self.clip_rule, ("flat", "automatic", "per-layer"))
-        if self.test_examples is not None:
-            whole("test_examples", self.test_examples)
-        if self.stop_at is not None:
-            real("stop_at", self.stop_at, above=0, most=1)
+        optional(whole, "test_examples", self.test_examples)
+        optional(real, "stop_at", self.stop_at, above=0, most=1)
         if self.rounds is not None and self.epochs is not None:
             raise ValueError("epochs and rounds both fix the length: drop one of them")
 

@@ -75,6 +75,11 @@ def whole(name: str, value: object, *, least: int = 1, most: int | None = None) 
     return number
 
 
+def optional(read: Callable[..., _Value], name: str, value: object, **bounds: Any) -> _Value | None:
+    """``read(name, value, **bounds)``, such as that of :func:`real`; None stays None."""
+    return None if value is None else read(name, value, **bounds)
+
+
 def instance(name: str, value: object, kind: type[_Kind]) -> _Kind:
     """The value; a TypeError if it is not of the public class that is asked for."""
     if not isinstance(value, kind):

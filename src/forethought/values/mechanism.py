@@ -203,6 +203,22 @@ class SureTurns:
         return records
 
 
+class FreshBatches:
+    """Facts of a sampling whose batches are never known, of ``rate`` times all records on average.
+
+    No record's turns are a constant number of rounds apart.
+    """
+
+    rate: Any
+    turns_apart: ClassVar[None] = None
+
+    def expected_batch(self, examples: int) -> float:
+        return float(self.rate * examples)
+
+    def hides(self, rounds: int) -> bool:
+        return True
+
+
 @dataclass(frozen=True)
 class IndependentDraws:
     """Facts of a sampling in which a record is in the batch of its turn with probability ``rate``.
@@ -253,11 +269,10 @@ class FixedBatches:
 
 
 @dataclass(frozen=True)
-class Poisson(EveryRound, AnyExamples, IndependentDraws, Sampling):
+class Poisson(EveryRound, AnyExamples, FreshBatches, IndependentDraws, Sampling):
     """Every record is in a round's batch with probability ``rate``, independently."""
 
     kind: ClassVar[str] = "poisson"
-    turns_apart: ClassVar[None] = None
 
     @classmethod
     def sized(cls, batch: int, examples: int, parts: int | None = None) -> Poisson:
@@ -266,18 +281,12 @@ class Poisson(EveryRound, AnyExamples, IndependentDraws, Sampling):
     def resized(self, size: float, examples: int) -> Poisson:
         return Poisson(min(1.0, size / examples))
 
-    def expected_batch(self, examples: int) -> float:
-        return self.rate * examples
-
-    def hides(self, rounds: int) -> bool:
-        return True
-
     def words(self) -> str:
         return f"Poisson, rate {self.rate:.4g}"
 
 
 @dataclass(frozen=True)
-class WithoutReplacement(EveryRound, FixedBatches, Sampling):
+class WithoutReplacement(EveryRound, FreshBatches, FixedBatches, Sampling):
     """Every round's batch is a fresh uniform subset of exactly ``batch`` of ``examples``."""
 
     kind: ClassVar[str] = "without-replacement"
@@ -286,24 +295,17 @@ class WithoutReplacement(EveryRound, FixedBatches, Sampling):
     usual_adjacency: ClassVar[Adjacency] = "replace-one"
     one_size: ClassVar[str | None] = None
     refused: ClassVar[Mapping[Adjacency, str]] = {}
-    turns_apart: ClassVar[None] = None
 
     @property
     def rate(self) -> float:
         """Chance that a given record is in a round's batch."""
         return self.batch / self.examples
 
-    def expected_batch(self, examples: int) -> float:
-        return self.rate * examples
-
     def hits(self, records: int) -> Hypergeometric:
         return Hypergeometric(records, self.batch, self.examples)
 
     def most(self, records: int) -> int:
         return min(records, self.batch)
-
-    def hides(self, rounds: int) -> bool:
-        return True
 
     def words(self) -> str:
         return f"without replacement, rate {self.rate:.4g}"
@@ -347,7 +349,7 @@ class Shuffled(SureTurns, FixedBatches, Sampling):
 
 
 @dataclass(frozen=True)
-class RandomAllocation(SureTurns, AnyExamples, Sampling):
+class RandomAllocation(SureTurns, AnyExamples, FreshBatches, Sampling):
     """Every epoch of ``rounds`` rounds puts each record into one of them, chosen uniformly.
 
     Records choose independently of each other (balls in bins), so that batches have random sizes.
@@ -363,7 +365,6 @@ class RandomAllocation(SureTurns, AnyExamples, Sampling):
         "that changes would change how many rounds an epoch has. Use sampling='poisson'"
     )
     refused: ClassVar[Mapping[Adjacency, str]] = {}
-    turns_apart: ClassVar[None] = None
 
     def __post_init__(self) -> None:
         settle(self, rounds=whole("rounds", self.rounds, most=10**9))
@@ -380,9 +381,6 @@ class RandomAllocation(SureTurns, AnyExamples, Sampling):
         """Chance that a given record is in a round's batch."""
         return 1 / self.rounds
 
-    def expected_batch(self, examples: int) -> float:
-        return self.rate * examples
-
     @property
     def rounds_per_epoch(self) -> int:
         """The number of rounds of one pass over the data."""
@@ -390,9 +388,6 @@ class RandomAllocation(SureTurns, AnyExamples, Sampling):
 
     def turn(self, place: int) -> float:
         return self.rate
-
-    def hides(self, rounds: int) -> bool:
-        return True
 
     def words(self) -> str:
         return f"random allocation, each record in one of {self.rounds:,} rounds an epoch"
@@ -790,6 +785,12 @@ class Mechanism(Stored):
         if not isinstance(parts, list | tuple):
             raise TypeError(f"rounds must be a list of JSON objects, not {parts!r}")
         return cls(*map(Rounds.from_dict, parts), adjacency=values["adjacency"])
+
+
+def scaled_noise(mechanism: Mechanism, factor: float) -> Mechanism:
+    """The mechanism with every noise multiplier times ``factor``."""
+    parts = [replace(part, noise_multiplier=part.noise_multiplier * factor) for part in mechanism]
+    return Mechanism(*parts, adjacency=mechanism.adjacency)
 
 
 def _same_release(one: Rounds, other: Rounds) -> bool:

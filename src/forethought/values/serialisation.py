@@ -1,7 +1,7 @@
 """Values as JSON and back: exact keys, schema versions, one canonical text, atomic files.
 
-A class of stored values inherits from :class:`Stored` and names its schema. It overrides
-``_values`` and ``_restore`` only where the defaults do not fit.
+A class of stored values inherits from :class:`Stored` and names its schema and the parts that are
+no plain values. It overrides ``_values`` and ``_restore`` only where the defaults do not fit.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import json
 import math
 import os
 import stat
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from pathlib import Path
@@ -158,6 +158,15 @@ def build(kind: type[_Value], values: Mapping[str, Any], what: str | None = None
     return kind(**values)
 
 
+# Field of a stored value → function that reads its JSON value.
+Readers = Mapping[str, Callable[[Any], Any]]
+
+
+def each(read: Callable[[Any], _Value]) -> Callable[[Iterable[Any]], tuple[_Value, ...]]:
+    """A function that reads a list, each value by ``read``, for :attr:`Stored.PARTS`."""
+    return lambda values: tuple(map(read, values))
+
+
 def tagged(value: Any) -> dict[str, Any]:
     """The fields of a dataclass and its ``kind``; :func:`of_kind` reads them back."""
     return {"kind": value.kind, **entries(value)}
@@ -206,6 +215,23 @@ def replaced(path: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
         part.unlink(missing_ok=True)
 
 
+def sync_folder(folder: Path) -> None:
+    """Make a rename or removal in ``folder`` durable, where the system can."""
+    if os.name != "posix":
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_secret(path: Path, content: bytes) -> None:
+    """Write a new file for its owner only. Raises OSError: it exists, or cannot be made."""
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(content)
+
+
 def write_text(path: Path, text: str) -> None:
     """Write a text file atomically."""
     with replaced(path) as file:
@@ -215,9 +241,9 @@ def write_text(path: Path, text: str) -> None:
 class Stored:
     """A frozen dataclass that is stored as a JSON object with a schema.
 
-    A subclass sets :attr:`SCHEMA` and :attr:`CALLED`, and overrides :meth:`_restore` where its
-    fields are not plain numbers and words. The JSON object has a key for every field and
-    ``schema``; fields in :attr:`LATER` are left out while they have their default.
+    A subclass sets :attr:`SCHEMA` and :attr:`CALLED`, and :attr:`PARTS` where its fields are not
+    plain numbers and words. The JSON object has a key for every field and ``schema``; fields in
+    :attr:`LATER` are left out while they have their default.
     """
 
     #: "forethought/NAME/VERSION".
@@ -226,6 +252,8 @@ class Stored:
     CALLED: ClassVar[str]
     #: Fields that are newer than the schema's version.
     LATER: ClassVar[tuple[str, ...]] = ()
+    #: Field → function that reads its JSON value, for fields that are no plain values.
+    PARTS: ClassVar[Readers] = {}
 
     def _values(self) -> dict[str, Any]:
         """The JSON object without its schema."""
@@ -234,7 +262,8 @@ class Stored:
     @classmethod
     def _restore(cls, values: dict[str, Any]) -> Self:
         """The inverse of :meth:`_values`; the keys have been checked."""
-        return cls(**values)
+        parts = {name: read(values[name]) for name, read in cls.PARTS.items()}
+        return cls(**{**values, **parts})
 
     @classmethod
     def _keys(cls) -> set[str]:

@@ -14,14 +14,13 @@ from __future__ import annotations
 import base64
 import binascii
 import hashlib
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forethought.values.serialisation import build, canonical, parse
+from forethought.values.serialisation import build, canonical, parse, write_secret
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import (
@@ -259,14 +258,11 @@ def generate(path: Path) -> tuple[Path, str]:
     public_file = path.with_name(f"{path.name}.pub")
     if public_file.exists():
         raise FileExistsError(f"{public_file} exists; a key is never overwritten")
+    held = private.private_bytes(form.Encoding.PEM, form.PrivateFormat.PKCS8, form.NoEncryption())
     try:
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        write_secret(path, held)
     except FileExistsError:
         raise FileExistsError(f"{path} exists; a key is never overwritten") from None
-    with os.fdopen(handle, "wb") as file:
-        file.write(
-            private.private_bytes(form.Encoding.PEM, form.PrivateFormat.PKCS8, form.NoEncryption())
-        )
     public_file.write_bytes(
         public.public_bytes(form.Encoding.PEM, form.PublicFormat.SubjectPublicKeyInfo)
     )
