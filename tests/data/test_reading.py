@@ -209,6 +209,7 @@ def test_any_text_is_refused_or_read_as_by_the_standard_library(tmp_path_factory
         ("age,ward,outcome\n1,\0,no\n", "a zero byte"),
         ("age,ward,result\n1,A,no\n", "one named 'outcome'"),
         ("age,ward,outcome,zip\n1,A,no,3\n", "not declared: zip"),
+        ("age,wrad,outcome\n1,A,no\n", "not declared: wrad.*not in the table: ward"),
         ("age,outcome\n1,no\n", "columns ward"),
         ("age,ward,outcome\n1,A,maybe\n", "label maybe in example 1"),
         ("age,ward,outcome\n1,A,\n", "no label in example 1"),

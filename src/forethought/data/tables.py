@@ -644,7 +644,9 @@ def _require_declared(path: Path, names: list[str], aside: set[str], declared: s
         raise unknown_column(path, names, wanted, "as the job says")
     extra = [each for each in names if each not in declared | aside]
     if extra:
+        gone = ", ".join(sorted(declared - {*names})[:20])
         raise UndeclaredError(
             f"{path}: not declared: {', '.join(extra[:20])}: say in [data.columns] what each "
             'is, or "drop". forethought init writes the table for you to correct'
+            f"{gone and '. Declared, and not in the table: ' + gone}"
         )
