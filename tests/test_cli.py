@@ -235,6 +235,20 @@ def test_a_mistake_in_the_arguments_is_one_clear_line(
     assert len(err.strip().splitlines()) == 1
 
 
+def test_names_in_a_table_cannot_control_the_terminal(forethought: Command) -> None:
+    name = "\x1b[31mdose\x9b\x07\u202e"
+    rows = (f"{row % 90},{row * 37 % 101}.5" for row in range(120))
+    Path("t.csv").write_text("\n".join([f"age,{name}", *rows]), encoding="utf-8")
+    status, _, refused = forethought("init", "t.csv", "--label", "nothing", "--out", "no.toml")
+    assert status == 2 and "dose" in refused
+    assert forethought("init", "t.csv", "--label", name, "--out", "job.toml")[0] == 0
+    status, out, _ = forethought("train", "job.toml", "--out", "run", "--rounds", "2")
+    assert status == 0 and "in units of" in out
+    page = Path("run/report.html").read_text(encoding="utf-8")
+    for text in (refused, out, page):
+        assert "[31mdose" in text and not set("\x1b\x9b\x07\u202e") & set(text)
+
+
 @pytest.mark.slow
 def test_a_seed_of_the_noise_is_told_before_the_run(forethought: Command, job: Path) -> None:
     job.write_text(f"{JOB}[run]\nnoise_seed = 3\n")

@@ -12,7 +12,6 @@ import warnings
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from forethought.commands import account, holders, ledger, plan, train
 from forethought.commands.command import app, fail, of_the_system
@@ -27,6 +26,9 @@ app.registered_commands.sort(key=lambda command: COMMANDS.index(command.callback
 app.add_typer(holders.federate)
 app.add_typer(holders.gossip)
 app.add_typer(ledger.ledger)
+# How Python handles what an output cannot encode, where nobody chose; the second in locale C.
+_DEFAULTS = ("strict", "surrogateescape")
+_WARNING = "[yellow]warning[/yellow]"
 
 
 def _version(wanted: bool) -> None:
@@ -49,20 +51,15 @@ def _options(
     pass
 
 
-def _show_warning(message: Warning | str, *_where: object) -> None:
-    Console(stderr=True).print("[yellow]warning[/yellow]", end=": ")
-    print(message, file=sys.stderr)
-
-
 def main() -> None:
     """Run the command line; an expected failure prints one line and gives an exit status."""
-    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors in _DEFAULTS:
         # A pipe may have an encoding without ε: what was paid for must not end in an error. What
         # somebody chose (PYTHONIOENCODING) stays.
         sys.stdout.reconfigure(errors="replace")
     try:
         with warnings.catch_warnings():
-            warnings.showwarning = _show_warning  # type: ignore[assignment]
+            warnings.showwarning = lambda text, *_: fail(text, 0, _WARNING)  # type: ignore[assignment]
             app()
     except ValueError as error:
         raise SystemExit(fail(error, 2)) from None

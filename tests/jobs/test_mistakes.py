@@ -333,9 +333,15 @@ def test_a_full_disk_is_told_with_the_remedy() -> None:
         assert told.startswith("no space. Free some space")
 
 
-def test_an_output_without_greek_letters_shows_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("encoding", "errors"),
+    [("cp1252", "strict"), ("ascii", "surrogateescape")],  # of Windows' pipes, and of locale C
+)
+def test_an_output_without_greek_letters_shows_the_rest(
+    monkeypatch: pytest.MonkeyPatch, encoding: str, errors: str
+) -> None:
     written = io.BytesIO()
-    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, "cp1252"))
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding, errors))
     numbers = {"examples": 1000, "batch": 100, "rounds": 5, "noise-multiplier": 2, "delta": 1e-5}
     given = [f"--{name}={value}" for name, value in numbers.items()]
     monkeypatch.setattr(sys, "argv", ["forethought", "account", *given])

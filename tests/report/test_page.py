@@ -121,6 +121,14 @@ def test_wide_names_and_days_stay_inside_their_figure(tmp_path):
     narrowed = re.findall(r'textLength="(\d+)"[^>]*><title>([^<]*)', text)
     assert [name for _, name in narrowed] == ["W" * 18, "病" * 30, *days]
     assert all(int(length) < 130 for length, _ in narrowed)
+    # A column's name under its curve is cut where the figure ends; the caption has all of it.
+    for name, most in (("病" * 60, 30), ("a" * 120, 50), ("body_mass_index_kg_per_m2", 25)):
+        curve = Shape(name, "number", (0.0, 1.0), ((1.0, -1.0),))
+        shapes = Shapes(("y",), "log-odds", (0.0,), (curve,), ())
+        text = report_page(summary(tmp_path, shapes=shapes))
+        under = re.search(r'class="axis"[^>]*>([^<]*)', text)[1]
+        assert name.startswith(under.rstrip("…")) and 20 < len(under) <= most
+        assert (under == name or under.endswith("…")) and f"<figcaption>{name}: " in text
 
 
 def test_statistics_are_not_told_of_weights_and_derivatives(tmp_path):
@@ -132,6 +140,8 @@ def test_statistics_are_not_told_of_weights_and_derivatives(tmp_path):
     for page in (Statement.to_markdown, lambda one: Page(statement_page(one)).text):
         assert "initial weights" in page(of_model) and "derivatives" in page(of_model)
         assert "initial weights" not in page(of_table) and "derivatives" not in page(of_table)
+    lead = Page(statement_page(of_table)).text.partition(" finds ")[0]
+    assert "model" not in lead and "records that" in lead
     # The file has the sentences that it always had, so that earlier ones are read.
     assert Statement.from_json(of_table.to_json()) == of_table
     assert "initial weights" in of_table.to_json()

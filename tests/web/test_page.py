@@ -82,6 +82,8 @@ def test_sliders_change_what_is_drawn_and_files_are_saved(page, tmp_path):
     assert shown.locator("#budgets tr").count() == 7
     assert shown.locator("#budgets tr[aria-current] th").inner_text() == "3"
     assert shown.locator("#attack circle").count() == 7
+    shown.fill("#records", "1443")  # δ = 1/14430 = 6.9300…e-5, which is rounded up
+    shown.wait_for_selector("#numbers:has-text('δ 6.94e-5')")
 
     sigma, power = number(shown, "noise multiplier"), found_by_an_attacker(shown)
     slide(shown, "epsilon", 0.1)

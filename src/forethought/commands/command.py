@@ -8,7 +8,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from functools import wraps
 from pathlib import Path
@@ -16,10 +16,12 @@ from typing import Annotated, Any, ClassVar, TypeVar
 
 import typer
 from rich.console import Console
+from rich.segment import Segment
 from rich.text import Text
 from typer.models import ParameterInfo
 
 from forethought.options import flags
+from forethought.values.checks import harmless
 from forethought.values.serialisation import Stored
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object for machines.")]
@@ -270,9 +272,17 @@ def _holds(path: Path, kind: type[Stored]) -> bool:
     return held.rpartition("/")[0] == kind.SCHEMA.rpartition("/")[0]
 
 
+class _Terminal(Console):
+    """A console where names from files, of columns for example, cannot control the terminal."""
+
+    def render(self, renderable: Any, options: Any = None) -> Iterator[Segment]:
+        for part in super().render(renderable, options):
+            yield part if part.control else part._replace(text=harmless(part.text))
+
+
 def console_for(quiet: bool) -> Console:
     """The console that a command prints to; it prints nothing if ``quiet``."""
-    return Console(quiet=quiet, highlight=False, soft_wrap=not sys.stdout.isatty())
+    return _Terminal(quiet=quiet, highlight=False, soft_wrap=not sys.stdout.isatty())
 
 
 def of_the_system(error: OSError) -> str:
@@ -295,8 +305,8 @@ def of_the_system(error: OSError) -> str:
     return text
 
 
-def fail(message: object, status: int) -> int:
+def fail(message: object, status: int, head: str = "[bold red]error[/bold red]") -> int:
     """Print one line on standard error and return the exit status."""
-    Console(stderr=True).print("[bold red]error[/bold red]", end=": ")
-    print(message, file=sys.stderr)
+    Console(stderr=True).print(head, end=": ")
+    print(harmless(str(message)), file=sys.stderr)
     return status

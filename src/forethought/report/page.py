@@ -8,6 +8,7 @@ have one; another layout engine would be a large dependency with a different lay
 
 from __future__ import annotations
 
+import html
 import json
 import math
 import os
@@ -16,7 +17,6 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from datetime import date
-from html import escape
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,6 +28,7 @@ from forethought.accounting.statement import Statement, numbers, protected, rows
 from forethought.auditing.verdict import SCHEMA as AUDIT_SCHEMA
 from forethought.report.figures import column
 from forethought.report.terminal import plan_rows
+from forethought.values.checks import harmless
 from forethought.values.mechanism import Rounds
 from forethought.values.serialisation import parse, replaced
 from forethought.values.signing import attested
@@ -46,6 +47,11 @@ Points = Sequence[tuple[float, float]]
 
 # Formats a share as a percentage with one decimal.
 percent = "{:.1%}".format
+
+
+def escape(text: str) -> str:
+    """The text as HTML, of characters that a page may have."""
+    return html.escape(harmless(text))
 
 
 def short(value: float) -> str:
@@ -87,6 +93,11 @@ def curve(
     return chart.hovered(points, [f"{x} {short(a)}: {marked(b)}" for a, b in points])
 
 
+def _wide(words: str) -> int:
+    """Pixels at the font's size: a wide letter, of Chinese for example, is as wide as high."""
+    return sum(13 if east_asian_width(one) in "WF" or one in "MWmw" else 8 for one in words)
+
+
 class _Figure:
     """An SVG figure as wide as a phone, drawn piece by piece.
 
@@ -111,9 +122,7 @@ class _Figure:
     def name(self, words: str, x: float, y: float, room: int) -> None:
         """A text that ends at a place, drawn narrower where it could be wider than ``room``."""
         shown = _cut(words)
-        # Pixels at the font's size: a wide letter, of Chinese for example, is as wide as high.
-        wide = sum(13 if east_asian_width(one) in "WF" or one in "MWmw" else 8 for one in shown)
-        fit = f' textLength="{room}" lengthAdjust="spacingAndGlyphs"' if wide > room else ""
+        fit = f' textLength="{room}" lengthAdjust="spacingAndGlyphs"' if _wide(shown) > room else ""
         words = f"<title>{escape(words)}</title>{escape(shown)}"
         self.parts.append(f'<text class="tick" x="{x}" y="{y}"{fit}>{words}</text>')
 
@@ -145,6 +154,8 @@ class _Chart(_Figure):
             self.text("tick", _LEFT - 8, at + 4, shown(tick))
         for tick in _ticks(*across):
             self.text("tick middle", self.x(tick), HEIGHT - _BOTTOM + 18, below(tick))
+        while _wide(axis) > WIDTH - _LEFT:
+            axis = axis[:-2] + "…"  # the caption has all of it
         self.text("axis", (_LEFT + WIDTH - _RIGHT) / 2, HEIGHT - 6, axis)
 
     def path(self, kind: str, points: Points, end: str = "") -> None:
@@ -156,7 +167,7 @@ class _Chart(_Figure):
         marks = [(self.x(a), self.y(b), told) for (a, b), told in zip(points, words, strict=True)]
         self.parts.append(f'<circle class="dot" r="4" cx="{marks[-1][0]}" cy="{marks[-1][1]}"/>')
         self.parts.append('<text class="tip" x="0" y="0"></text>')
-        data = escape(json.dumps(marks), quote=True)
+        data = escape(json.dumps(marks))
         return str(self).replace("<svg ", f"<svg data-points='{data}' ", 1)
 
 
@@ -553,6 +564,8 @@ def _lead(s: Statement) -> list[str]:
     found = min(100, max(blind, math.ceil(100 * power - 1e-9)))
     units = f"{unit(s)}s" if s.group == 1 else f"groups of {s.group} {unit(s)}s"
     learned = "this model learned from" if s.releases else "such a model would learn from"
+    if any(one.code == "statistics" for one in s.caveats):
+        learned = "these statistics are about" if s.releases else "they would be about"
     # Else the presence of a record is known; only its content is hidden.
     finds = "finds" if s.adjacency == "add-or-remove" else "recognises, by what they say,"
     sentence = (
@@ -573,6 +586,7 @@ def _checks(s: Statement, audited: bool | None, signed: str | None) -> list[tupl
     """The rows (what, by whom, evidence) of all checks that were made or can be made."""
     verifier = "can be, by anyone: forethought account --verify"
     ran = "The rounds that ran are the rounds in this statement"
+    nobody = "nobody: nothing is known to have run"
     plain = s.accountant["kind"] in (EXACT, KNOWN_BATCHES) and all(
         type(part) is Rounds and part.sampling.kind in ("poisson", "full-batch")
         for part in s.mechanism
@@ -583,12 +597,7 @@ def _checks(s: Statement, audited: bool | None, signed: str | None) -> list[tupl
     verdict = {None: "nobody, as far as this folder shows", False: "an audit: not refuted"}
     rows: list[tuple[object, str, str, str]] = [
         (s.releases, ran, "the run, before it wrote this", "its transcript, round by round"),
-        (
-            not s.releases,
-            "What ran",
-            "nobody: nothing is known to have run",
-            "none: it is about a plan",
-        ),
+        (not s.releases, "What ran", nobody, "none: it is about a plan"),
         (
             True,
             "ε, δ and the table of attacks follow from the rounds",
@@ -693,15 +702,10 @@ def _result(results: Results) -> list[str]:
 
 
 def _curves(summary: RunSummary) -> list[str]:
-    found = []
+    found, delta = [], at_most(summary.statement.delta, ".3g")
     for name, title, shown, marked in (
         ("accuracy", "accuracy on held-out records", percent, None),
-        (
-            "epsilon",
-            f"ε at δ = {at_most(summary.statement.delta, '.3g')}",
-            short,
-            lambda epsilon: at_most(epsilon, ".3g"),
-        ),
+        ("epsilon", f"ε at δ = {delta}", short, lambda epsilon: at_most(epsilon, ".3g")),
     ):
         # Without noise ε is infinite and cannot be drawn.
         points = [one for one in column(summary.metrics, name) if math.isfinite(one[1])]
@@ -732,10 +736,9 @@ def _attack(s: Statement) -> list[tuple[float, float]]:
         return []
     from forethought.accounting.tradeoff import tradeoff
 
-    best = tradeoff(composed(s.mechanism), group=s.group)
     alarms = [number / (_CURVE - 1) for number in range(_CURVE)]
     # In one call, since a hundred points cost as much as one.
-    missed = best(alarms).tolist()
+    missed = tradeoff(composed(s.mechanism), group=s.group)(alarms).tolist()
     return [(alarm, 1 - one) for alarm, one in zip(alarms, missed, strict=True)]
 
 
@@ -782,13 +785,8 @@ def _page(title: str, body: Iterable[str]) -> str:
 
 
 BROWSERS = (
-    "chromium",
-    "chromium-browser",
-    "google-chrome",
-    "google-chrome-stable",
-    "chrome",
-    "microsoft-edge",
-    "brave-browser",
+    *("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"),
+    *("chrome", "microsoft-edge", "brave-browser"),
 )
 _SECONDS = 180
 _QUIET = ("sync", "background-networking", "component-update", "default-apps", "extensions", "gpu")

@@ -381,11 +381,9 @@ def show_summary(console: Console, summary: RunSummary) -> None:
 def show_unfinished(console: Console, run: UnfinishedRun) -> None:
     """Print the number of released rounds of an interrupted run, their ε, and how to continue."""
     show_plan(console, run.plan)
-    spent = (
-        ""
-        if run.spent is None
-        else f", worth ε = {at_most(run.spent)} at δ = {at_most(run.plan.delta, '.3g')}"
-    )
+    spent = ""
+    if run.spent is not None:
+        spent = f", worth ε = {at_most(run.spent)} at δ = {at_most(run.plan.delta, '.3g')}"
     console.print(
         f"\n[bold]Interrupted[/bold]  {run.released:,} of {run.plan.rounds:,} rounds may have been "
         f"released{spent}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import math
+import re
 import reprlib
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -16,6 +17,13 @@ from typing import Any, TypeVar
 
 _Value = TypeVar("_Value")
 _Kind = TypeVar("_Kind")
+# Control characters but tab and newline, surrogates, and what turns the direction of later text.
+_CONTROLS = re.compile("[\0-\b\v-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def harmless(text: str) -> str:
+    """The text with U+FFFD for each character that could control a terminal or hide other text."""
+    return _CONTROLS.sub("\N{REPLACEMENT CHARACTER}", text)
 
 _BOUNDS = (("above", gt), ("at least", ge), ("below", lt), ("at most", le))
 

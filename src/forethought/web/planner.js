@@ -173,7 +173,7 @@ function draw(found) {
     found.unit === "persons" ? "for one person, as one contribution" : "for one record";
   const tried = byId("time") ? byId("time").textContent : "…";
   byId("numbers").replaceChildren(
-    fact("ε, certified", atMost(found.epsilon), `δ ${found.delta.toExponential(1)}, ${whom}`),
+    fact("ε, certified", atMost(found.epsilon), `δ ${Number(atMost(found.delta)).toExponential()}, ${whom}`),
     fact("rounds", counted(found.rounds), `${short(found.epochs)} epochs`),
     fact("batch", counted(found.batch), `${found.unit}, expected`),
     fact("noise multiplier σ", Number(found.sigma.toPrecision(4)).toString(),
