@@ -411,6 +411,16 @@ def inner(one: Block, other: Block) -> Tensor:
     return gram_product(products, torch.gather(wide(lefts), 2, index).mT)
 
 
+def diagonal_norms(squares: Tensor, width: int, cells: int = 1) -> Tensor:
+    """Upper bounds of norms, float64, from their squares on a Gram matrix's diagonal.
+
+    Nothing cancels there. Each square is a sum over ``cells`` of products of ``width`` numbers.
+    """
+    kind = squares.dtype
+    exact = squares.double().mul_(1 + 2 * gamma(roundings(width) + cells + 3, kind))
+    return exact.add_(width * cells * _TINY[kind]).sqrt_().mul_(SLACK)
+
+
 def gram_measures(left: Tensor, right: Tensor) -> Tensor:
     """Four numbers about Σ_t l_t ⊗ r_t for each example, float64, (B, 4), from two Gram matrices.
 
@@ -428,14 +438,11 @@ def gram_measures(left: Tensor, right: Tensor) -> Tensor:
             value += gram_product(one, other) * (1 if to == at else 2)
             if to == at:
                 for found, products in zip(squares, (one, other), strict=True):
-                    found.append(products.diagonal(dim1=1, dim2=2).double())
-    sides = []
-    for parts, values in zip(squares, pairs, strict=True):
-        # The diagonal holds sums of squares, in which nothing cancels.
-        width, kind = values.shape[2], values.dtype
-        long = torch.cat(parts, 1).mul_(1 + 2 * gamma(roundings(width) + 4, kind))
-        sides.append(long.add_(width * _TINY[kind]).sqrt_().mul_(SLACK))
-    first, second = sides
+                    found.append(products.diagonal(dim1=1, dim2=2))
+    first, second = (
+        diagonal_norms(torch.cat(parts, 1), values.shape[2])
+        for parts, values in zip(squares, pairs, strict=True)
+    )
     return torch.stack(
         [
             value,
@@ -1299,15 +1306,11 @@ class Convolved(BoundedTerm):
             else:
                 total += part
         total = total.view_as(outputs)
-        # A bound of a patch's norm, from the bounds of its pixels' norms.
-        longest = lengths(flat.mT).view(-1, 1, *space).square()
-        ones = longest.new_ones(1, 1, *self.window.size)
-        convolution = (F.conv1d, F.conv2d, F.conv3d)[len(space) - 1]
-        spread: dict[str, Any] = {"stride": self.window.stride, "dilation": self.window.dilation}
-        long = convolution(longest, ones, **spread).flatten(1)
-        sides = long.clamp(min=0).sqrt() * (1 + 2.0**-30), lengths(grads.mT)
-        masses = (sides[0] * sides[1]).sum(1) * (1 + 2.0**-30)
-        return torch.stack([gram_product(total, outputs), masses, torch.maximum(*sides).amax(1)], 1)
+        patches = diagonal_norms(total.diagonal(dim1=1, dim2=2), image.shape[1], self.window.cells)
+        sides = diagonal_norms(outputs.diagonal(dim1=1, dim2=2), gradient.shape[1])
+        masses = (patches * sides).sum(1) * (1 + 2.0**-30)
+        reach = torch.maximum(patches, sides).amax(1)
+        return torch.stack([gram_product(total, outputs), masses, reach], 1)
 
     def _weight_gradient(self, image: Tensor, gradient: Tensor, groups: int) -> Tensor:
         weight = image.new_empty(gradient.shape[1], image.shape[1] // groups, *self.window.size)

@@ -25,6 +25,7 @@ def harmless(text: str) -> str:
     """The text with U+FFFD for each character that could control a terminal or hide other text."""
     return _CONTROLS.sub("\N{REPLACEMENT CHARACTER}", text)
 
+
 _BOUNDS = (("above", gt), ("at least", ge), ("below", lt), ("at most", le))
 
 
