@@ -417,7 +417,8 @@ def diagonal_norms(squares: Tensor, width: int, cells: int = 1) -> Tensor:
     Nothing cancels there. Each square is a sum over ``cells`` of products of ``width`` numbers.
     """
     kind = squares.dtype
-    exact = squares.double().mul_(1 + 2 * gamma(roundings(width) + cells + 3, kind))
+    # A copy: the squares of float64 numbers are the matrix's own.
+    exact = squares.double() * (1 + 2 * gamma(roundings(width) + cells + 3, kind))
     return exact.add_(width * cells * _TINY[kind]).sqrt_().mul_(SLACK)
 
 
