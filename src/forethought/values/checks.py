@@ -49,11 +49,14 @@ def real(
         number = float(value)
     except (TypeError, ValueError, RuntimeError, OverflowError):  # several numbers, or a huge one
         number = math.nan
-    bounds = zip(_BOUNDS, (above, least, below, most), strict=True)
-    asked = [(word, holds, bound) for (word, holds), bound in bounds if bound is not None]
-    if not math.isfinite(number) or not all(holds(number, bound) for _, holds, bound in asked):
-        wanted = " and ".join(f"{word} {bound}" for word, _, bound in asked)
-        raise ValueError(f"{name} must be a finite number{wanted and ' ' + wanted}, not {value!r}")
+    wanted, holds = [], math.isfinite(number)
+    for (word, keeps), bound in zip(_BOUNDS, (above, least, below, most), strict=True):
+        if bound is not None:
+            wanted.append(f"{word} {bound}")
+            holds = holds and keeps(number, bound)
+    if not holds:
+        told = f"a finite number {' and '.join(wanted)}".rstrip()
+        raise ValueError(f"{name} must be {told}, not {value!r}")
     return number
 
 
