@@ -646,7 +646,7 @@ def _unknown(source: str) -> str:
     kind = ENDINGS.get(ending, "" if ":" in source or not Path(source).is_file() else "csv")
     before, _, path = source.partition(":")
     if kind:  # one letter before the colon is a drive
-        path = path if len(before) > 1 and not path.startswith("//") else source
+        path = source if len(before) == 1 or path[:2] in ("", "//") else path
         return f"{source!r} looks like a file: write its format before it, as in '{kind}:{path}'"
     near = difflib.get_close_matches(before, [*_BUNDLED, *_ORIGINAL, *_FORMATS], 1)
     close = (f"{name}:PATH" if name in _FORMATS else name for name in near)
