@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 
 from forethought.commands import account, holders, ledger, plan, train
-from forethought.commands.command import app, fail, of_the_system
+from forethought.commands.command import app, fail, of_the_system, say
 
 # The commands in the order of ``--help``.
 COMMANDS: tuple[object, ...] = (
@@ -28,7 +28,6 @@ app.add_typer(holders.gossip)
 app.add_typer(ledger.ledger)
 # How Python handles what an output cannot encode, where nobody chose; the second in locale C.
 _DEFAULTS = ("strict", "surrogateescape")
-_WARNING = "[yellow]warning[/yellow]"
 
 
 def _version(wanted: bool) -> None:
@@ -59,7 +58,7 @@ def main() -> None:
         sys.stdout.reconfigure(errors="replace")
     try:
         with warnings.catch_warnings():
-            warnings.showwarning = lambda text, *_: fail(text, 0, _WARNING)  # type: ignore[assignment]
+            warnings.showwarning = lambda text, *_: say("warning", "yellow", text)
             app()
     except ValueError as error:
         raise SystemExit(fail(error, 2)) from None

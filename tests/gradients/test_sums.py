@@ -131,6 +131,9 @@ TERMS: dict[str, Callable[[int], Term]] = {
     "embedding": lambda s: Outer(
         [(OneHot(torch.arange(B * 6).view(B, 6) % 4, 5), some(s, B, 6, 3))]
     ),
+    "embedding of one token": lambda s: Outer(
+        [(OneHot(torch.arange(B).view(B, 1) % 4, 5), some(s, B, 1, 3))]
+    ),
     "tied": lambda s: Outer(
         [
             (OneHot(torch.arange(B * 6).view(B, 6) % 4, 5), some(s, B, 6, 3)),

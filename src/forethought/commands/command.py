@@ -305,8 +305,13 @@ def of_the_system(error: OSError) -> str:
     return text
 
 
-def fail(message: object, status: int, head: str = "[bold red]error[/bold red]") -> int:
-    """Print one line on standard error and return the exit status."""
-    Console(stderr=True).print(head, end=": ")
+def say(kind: str, style: str, message: object) -> None:
+    """Print one line on standard error; ``kind`` stands before it in the style."""
+    Console(stderr=True).print(kind, style=style, end=": ")
     print(harmless(str(message)), file=sys.stderr)
+
+
+def fail(message: object, status: int) -> int:
+    """Print one line on standard error and return the exit status."""
+    say("error", "bold red", message)
     return status

@@ -649,6 +649,5 @@ def _unknown(source: str) -> str:
         path = source if len(before) == 1 or path[:2] in ("", "//") else path
         return f"{source!r} looks like a file: write its format before it, as in '{kind}:{path}'"
     near = difflib.get_close_matches(before, [*_BUNDLED, *_ORIGINAL, *_FORMATS], 1)
-    close = (f"{name}:PATH" if name in _FORMATS else name for name in near)
-    hint = "".join(f" Did you mean {name!r}?" for name in close)
+    hint = "".join(f" Did you mean '{one}{':PATH' * (one in _FORMATS)}'?" for one in near)
     return f"unknown data source {source!r}.{hint} The sources are {', '.join(names())}"

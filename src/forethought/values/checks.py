@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 _Value = TypeVar("_Value")
 _Kind = TypeVar("_Kind")
+_BOUNDS = (("above", gt), ("at least", ge), ("below", lt), ("at most", le))
 # Control characters but tab and newline, surrogates, and what turns the direction of later text.
 _CONTROLS = re.compile("[\0-\b\v-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
@@ -24,9 +25,6 @@ _CONTROLS = re.compile("[\0-\b\v-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\
 def harmless(text: str) -> str:
     """The text with U+FFFD for each character that could control a terminal or hide other text."""
     return _CONTROLS.sub("\N{REPLACEMENT CHARACTER}", text)
-
-
-_BOUNDS = (("above", gt), ("at least", ge), ("below", lt), ("at most", le))
 
 
 def real(
