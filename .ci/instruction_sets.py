@@ -2,6 +2,7 @@
 
 python .ci/instruction_sets.py            # none, AVX2, and all that this machine has
 python .ci/instruction_sets.py default    # one of default, avx2, own
+python .ci/instruction_sets.py default -- tests/rounds    # other tests than those of the rooms
 
 torch, oneDNN, MKL, OpenBLAS and NumPy are each held to the set: a sum taken in vectors of eight
 differs in its last bits from one in vectors of four. Only quick tests run.
@@ -25,13 +26,10 @@ ROOMS = (
         for name in ("features", "patches", "deep_patches", "scattering", "shifted_patches",
                      "shifted_patch_filters")
     ),
-)  # fmt: skip
-PYTEST = (
-    *("-q", "-m", "not slow", "-n", "auto", "--dist", "worksteal", "-p", "no:cacheprovider"),
-    *ROOMS,
     # What is refused there hangs on no kernel.
     "--ignore=tests/gradients/adversaries",
-)
+)  # fmt: skip
+PYTEST = ("-q", "-m", "not slow", "-n", "auto", "--dist", "worksteal", "-p", "no:cacheprovider")
 
 
 def numpys(kept: tuple[str, ...]) -> str:
@@ -63,8 +61,10 @@ SETS = {
 }  # fmt: skip
 
 
-def main(names: list[str]) -> int:
+def main(words: list[str]) -> int:
     """Exit status 0 when the tests pass under every set."""
+    names = words[: words.index("--")] if "--" in words else words
+    tests = words[len(names) + 1 :] or ROOMS
     unknown = set(names) - SETS.keys()
     if unknown:
         print(f"no instruction set {', '.join(sorted(unknown))}: {', '.join(SETS)}")
@@ -76,7 +76,10 @@ def main(names: list[str]) -> int:
             **os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", **SETS[name]
         }  # fmt: skip
         done = subprocess.run(
-            [sys.executable, "-m", "pytest", *PYTEST], cwd=ROOT, env=environment, check=False
+            [sys.executable, "-m", "pytest", *PYTEST, *tests],
+            cwd=ROOT,
+            env=environment,
+            check=False,
         )
         good &= done.returncode == 0
     return 0 if good else 1

@@ -4,10 +4,10 @@ The rooms that never load torch run everywhere: planning, accounting, values. Wi
 Python gets torch and runs all quick tests; that downloads gigabytes where there is no CPU build.
 
 ``--ends`` takes the oldest Python here with the oldest versions that pyproject.toml allows of what
-the numbers come from (torch, transformers, scikit-learn, polars and the like), and the newest
-Python with the newest, each in an environment of its own, and runs the quick tests of the rooms
-that they reach. An environment is kept as long as its requirements are the same: ``--fresh`` asks
-for newer releases, ``--install`` makes environments for a later run.
+the numbers come from (torch, transformers, scikit-learn, polars and the like), under the oldest
+instruction set, and the newest Python with the newest, each in an environment of its own, and runs
+the quick tests of the rooms that they reach. An environment is kept as long as its requirements are
+the same: ``--fresh`` asks for newer releases, ``--install`` makes environments for a later run.
 """
 
 from __future__ import annotations
@@ -55,9 +55,8 @@ REACHED = (
     *(f"tests/training/test_{name}.py" for name in ("optimizers", "own_loop", "checkpoint")),
 )
 # The oldest versions have been what they are for long: what hangs on their kernels and signatures.
-REACHED_BY_OLDEST = ("tests/gradients", "tests/estimators")
+REACHED_BY_OLDEST = ("tests/gradients", "tests/rounds", "tests/data", "tests/estimators")
 UNREACHED = ("playwright", "tensorboard", "mlflow-skinny", "ray")
-PYTEST = ("-q", "-m", "not slow", "-n", "auto", "--dist", "worksteal", "-p", "no:cacheprovider")
 
 
 def interpreter(version: str) -> Path | None:
@@ -102,6 +101,7 @@ class Environment:
     python: Path
     wanted: list[str]
     tests: tuple[str, ...]
+    instructions: str = "own"  # a set of .ci/instruction_sets.py
 
     def ready(self, fresh: bool) -> bool:
         """Install what is wanted, where it is not there; whether it is then."""
@@ -124,7 +124,8 @@ class Environment:
     def passes(self) -> bool:
         """Whether the tests pass there."""
         inside = ROOT / "build" / self.name / "bin" / "python"
-        if done := self._done([inside, "-m", "pytest", *PYTEST, *self.tests]):
+        script = ROOT / ".ci" / "instruction_sets.py"
+        if done := self._done([inside, script, self.instructions, "--", *self.tests]):
             print(f"{self.name}: passed", flush=True)
         return done
 
@@ -151,7 +152,7 @@ def ends() -> list[Environment]:
     if not here:
         raise SystemExit(f"none of the Pythons {', '.join(PYTHONS)} is on this machine")
     return [
-        Environment("oldest", here[0], end(oldest=True), REACHED_BY_OLDEST),
+        Environment("oldest", here[0], end(oldest=True), REACHED_BY_OLDEST, "default"),
         Environment("newest", here[-1], end(oldest=False), REACHED),
     ]
 
