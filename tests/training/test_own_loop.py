@@ -658,6 +658,10 @@ LOSSES: dict[str, tuple[Callable[[Any, Any, Any, Any], Any], str]] = {
     "prepared": (lambda m, x, y, o: criterion(m(x * 2), y), "move what is done"),
     "shared": (lambda m, x, y, o: criterion(m(x, torch.ones(2)), y), "move what is done"),
     "in a loop": (lambda m, x, y, o: sum(m(x)), "added up in"),
+    "of a distribution": (
+        lambda m, x, y, o: -torch.distributions.Categorical(logits=m(x)).log_prob(y),
+        "let the model",
+    ),
     "in two parts": (lambda m, x, y, o: criterion(*m(x), y), "parts by number"),
     "without a gradient": (lambda m, x, y, o: criterion(torch.no_grad()(m)(x), y), "no_grad"),
     "all without": (lambda m, x, y, o: torch.no_grad()(criterion)(m(x), y), "no_grad"),

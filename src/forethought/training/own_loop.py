@@ -885,9 +885,7 @@ def _part(value: Any, key: Any, of_trainer: bool) -> Any:
 
 
 def _refuse(what: str, instead: str = "") -> NoReturn:
-    remedy = instead or (
-        "leave the line out, and look at public or held-out records between the epochs"
-    )
+    remedy = instead or "leave it out, look at held-out records, or let the model compute its loss"
     raise DeferredError(
         f"{what} of a private batch would be a number without noise, which no guarantee covers: "
         f"{remedy}"
