@@ -593,6 +593,8 @@ def test_weights_of_a_loop_that_did_not_end_are_named() -> None:
         found[name] = [one.detail for one in caveats if one.code == "trained-before"]
     assert found["start"] == []
     assert "did not end" in found["copy"][0]
+    with pytest.raises(ValueError, match="another private loop"):
+        ft.private(model, None, data(), plan())
     assert not any(one.code == "trained-before" for one in optimizer.finish().statement.caveats)
     caveats = ft.train(model, data(), plan(2)).statement.caveats
     (named,) = (one.detail for one in caveats if one.code == "trained-before")

@@ -1163,7 +1163,7 @@ def trained_before(model: torch.nn.Module, folder: Path | None) -> tuple[Caveat,
     known = _objects.get(model) or _weights.get(weights)
     if any(fingerprint(one.state_dict()) == weights for one in UNENDED):  # itself, or a copy
         words = "in this process, by a run that did not end"
-        known = _objects[model] = words if known is None else f"{known}; then {words}"
+        known = words if known is None else f"{known}; then {words}"
     if known is None and folder is not None:
         known = _among_folders(model, folder)
     return () if known is None else (Caveat("trained-before", known),)
@@ -1172,10 +1172,9 @@ def trained_before(model: torch.nn.Module, folder: Path | None) -> tuple[Caveat,
 def remember(model: torch.nn.Module, statement: Statement) -> None:
     """Remember in this process that a model was trained, by the object and its final weights."""
     UNENDED.discard(model)
-    words = f"in this process, {_spent(statement)}"
-    earlier = _objects.get(model)
-    _objects[model] = words if earlier is None else f"{earlier}; then {words}"
-    _weights[fingerprint(model.state_dict())] = _objects[model]
+    earlier = (one.detail for one in statement.caveats if one.code == "trained-before")
+    words = "; then ".join([*earlier, f"in this process, {_spent(statement)}"])
+    _objects[model] = _weights[fingerprint(model.state_dict())] = words
 
 
 def _spent(statement: Statement) -> str:
