@@ -7,6 +7,7 @@ import io
 import warnings
 from array import array
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -485,6 +486,143 @@ def test_a_step_needs_a_batch_and_one_loss() -> None:
     assert optimizer.rounds_done == 1
 
 
+def test_a_loss_that_was_refused_is_stated_anew() -> None:
+    """A cell of a notebook is corrected and runs again."""
+    model, loader, optimizer = opened(rounds=4)
+    wrongs = [nn.CrossEntropyLoss(reduction="sum"), lambda outputs, targets: 1 / 0]
+    for loss in (*wrongs, criterion):
+        refused = loss is not criterion
+        expected = pytest.raises((ValueError, ZeroDivisionError)) if refused else nullcontext()
+        with expected:
+            for inputs, targets in loader:
+                loss(model(inputs), targets).backward()
+                optimizer.step()
+    assert optimizer.rounds_done == len(optimizer.finish().transcript) == 4
+
+
+def penalise(model: Any) -> None:
+    (3 * model[0].weight.square().sum()).backward()
+
+
+def give(model: Any) -> None:
+    model[0].weight.grad = torch.ones_like(model[0].weight)
+
+
+@pytest.mark.parametrize(("before", "after"), [(penalise, None), (give, None), (None, give)])
+def test_a_gradient_that_would_be_lost_is_refused(before: Any, after: Any) -> None:
+    model, loader, optimizer = opened()
+    inputs, targets = next(iter(loader))
+    loss = criterion(model(inputs), targets)
+    if before:
+        before(model)
+        with pytest.raises(RoundError, match="no round gave"):
+            loss.backward()
+    else:
+        loss.backward()
+        after(model)
+        with pytest.raises(RoundError, match="no round gave"):
+            optimizer.step()
+    assert optimizer.rounds_done == 0
+    optimizer.zero_grad()
+    criterion(model(inputs), targets).backward()
+    optimizer.step()  # what it released stays in .grad, and is not a stranger's
+    inputs, targets = next(iter(loader))
+    criterion(model(inputs), targets).backward()
+    optimizer.step()
+
+
+def test_a_public_gradient_is_added_in_a_hook() -> None:
+    moved = []
+    for size in (0.0, 2.0):
+        model, loader, optimizer = opened(rounds=1, sigma=0.0, rate=1.0)
+
+        def add(*_: Any, size: float = size, model: Any = model) -> None:
+            model[0].weight.grad += size
+
+        optimizer.register_step_pre_hook(add)
+        for inputs, targets in loader:
+            criterion(model(inputs), targets).backward()
+            optimizer.step()
+        moved.append(model[0].weight.detach().clone())
+    assert torch.allclose(moved[0] - moved[1], torch.tensor(0.2), atol=1e-6)
+
+
+def test_an_optimizer_of_a_loop_is_not_copied() -> None:
+    _, _, optimizer = opened()
+    with pytest.raises(RoundError, match="copied or pickled"):
+        copy.deepcopy(optimizer)
+    with pytest.raises(RoundError, match="copied or pickled"):
+        torch.save(optimizer, io.BytesIO())
+
+
+def longer(model: Any) -> None:
+    if len(model) == 4:
+        model.append(nn.Linear(2, 2))
+
+
+def frozen(model: Any) -> None:
+    model[0].requires_grad_(False)
+
+
+@pytest.mark.parametrize("change", [longer, frozen])
+def test_other_weights_than_at_first_need_a_run_of_their_own(change: Callable[[Any], None]) -> None:
+    model, loader, optimizer = opened()
+    optimizer.register_step_post_hook(lambda *_: change(model))
+    batches = iter(loader)
+    for number in range(2):
+        inputs, targets = next(batches)
+        criterion(model(inputs), targets).backward()
+        if number == 0:
+            optimizer.step()
+    with pytest.raises(ValueError, match="plan of its"):
+        optimizer.step()
+    assert len(optimizer.finish().transcript) == 1
+
+
+def test_weights_of_a_loop_that_did_not_end_are_named() -> None:
+    model, loader, optimizer = opened(rounds=4)
+    start = copy.deepcopy(model)
+    batches = iter(loader)
+    for _ in range(2):
+        inputs, targets = next(batches)
+        criterion(model(inputs), targets).backward()
+        optimizer.step()
+    found = {}
+    for name, begun in {"start": start, "copy": copy.deepcopy(model)}.items():
+        caveats = ft.train(begun, data(), plan(2)).statement.caveats
+        found[name] = [one.detail for one in caveats if one.code == "trained-before"]
+    assert found["start"] == []
+    assert "did not end" in found["copy"][0]
+    with pytest.raises(ValueError, match="another private loop"):
+        ft.private(model, None, data(), plan())
+    assert not any(one.code == "trained-before" for one in optimizer.finish().statement.caveats)
+    caveats = ft.train(model, data(), plan(2)).statement.caveats
+    (named,) = (one.detail for one in caveats if one.code == "trained-before")
+    assert "did not end" not in named
+
+
+# Losses that are zero where outputs are the targets, and which look at the batch.
+MIXING: dict[str, Callable[[Any, Any], Any]] = {
+    "sorted": lambda z, y: (z.sort(0).values - y.sort(0).values).square().sum(1),
+    "by a mean": lambda z, y: (z - y).square().sum(1) * z.mean(0)[0],
+    "over a deviation": lambda z, y: (z / z.std(0) - y).square().sum(1),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", MIXING)
+def test_a_loss_of_outputs_like_the_targets_may_not_look_at_the_batch(name: str) -> None:
+    model = network()
+    inputs, labels = data()
+    records = inputs, F.one_hot(labels, 2).float()
+    loader, optimizer = ft.private(model, None, records, plan())
+    outputs, targets = (lambda x, y: (model(x), y))(*next(iter(loader)))
+    MIXING[name](outputs, targets).backward()
+    with pytest.raises(ValueError, match="whole batch"):
+        optimizer.step()
+    assert optimizer.rounds_done == 0
+
+
 def test_gradients_are_not_accumulated_over_batches() -> None:
     model, loader, _ = opened()
     batches = iter(loader)
@@ -522,6 +660,11 @@ LOSSES: dict[str, tuple[Callable[[Any, Any, Any, Any], Any], str]] = {
     "prepared": (lambda m, x, y, o: criterion(m(x * 2), y), "move what is done"),
     "shared": (lambda m, x, y, o: criterion(m(x, torch.ones(2)), y), "move what is done"),
     "in a loop": (lambda m, x, y, o: sum(m(x)), "added up in"),
+    "of a distribution": (
+        lambda m, x, y, o: -torch.distributions.Categorical(logits=m(x)).log_prob(y),
+        "let the model",
+    ),
+    "in two parts": (lambda m, x, y, o: criterion(*m(x), y), "parts by number"),
     "without a gradient": (lambda m, x, y, o: criterion(torch.no_grad()(m)(x), y), "no_grad"),
     "all without": (lambda m, x, y, o: torch.no_grad()(criterion)(m(x), y), "no_grad"),
     "the hardest": (lambda m, x, y, o: criterion(m(x), y).topk(3)[0], "one example by"),

@@ -367,6 +367,21 @@ def test_a_model_that_was_trained_before_is_named(tmp_path: Path) -> None:
     assert not before(train(nn.Linear(4, 2), data(), plan(2)))
 
 
+def test_a_model_whose_training_was_broken_off_is_named() -> None:
+    model = nn.Linear(4, 2)
+
+    def stop(event: Any) -> None:
+        if event.round == 2:
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        train(model, data(), plan(3), progress=stop)
+    second = train(model, data(), plan(2))
+    assert "did not end" in before(second)[0]
+    third = before(train(model, data(), plan(2)))[0]
+    assert "did not end; then" in third and at_most(second.statement.epsilon.upper) in third
+
+
 def test_a_model_from_a_run_folder_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -455,8 +455,9 @@ def test_lightnings_rounds_are_those_of_a_loop(part: bool) -> None:
     the_plan = planned(inner)
     training = ft.private_trainer(trainer, the_plan, model=inner if part else None, **SEEDS)
     batches = DataLoader(TensorDataset(*table()), batch_size=16)
-    with pytest.warns(UserWarning, match="not logged"):
+    with pytest.warns(UserWarning, match="not logged") as told:
         trainer.fit(module, batches, batches)
+    assert not any(issubclass(one.category, NoGradientsWarning) for one in told)
     run = training.finish()
     assert len(run.transcript) == the_plan.rounds == trainer.global_step
     assert "accuracy" in trainer.callback_metrics and "train_loss" not in trainer.callback_metrics

@@ -146,7 +146,9 @@ def _difference(loss: Loss, outputs: Any, targets: Any, values: Tensor) -> str |
     one, other = values.detach().double(), found.detach().double()
     finite = torch.isfinite(one) & torch.isfinite(other)
     scale, gap = torch.maximum(one.abs(), other.abs())[finite], (one - other).abs()[finite]
-    if scale.numel() and bool((gap > 0.05 * scale + 1e-3 * scale.max()).any()):
+    # Numbers only beside other examples, as of what is divided by a standard deviation over them.
+    never = not bool(torch.isfinite(one).any()) and bool(torch.isfinite(other).all())
+    if never or (scale.numel() and bool((gap > 0.05 * scale + 1e-3 * scale.max()).any())):
         return (
             "the loss gives an example another value when it sees the whole batch (in-batch "
             "negatives, mining, dividing by the batch size): give each example a loss of its own, "

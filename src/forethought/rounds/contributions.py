@@ -376,7 +376,8 @@ def accumulate(into: Mapping[str, torch.Tensor], sums: Mapping[str, torch.Tensor
     if sums.keys() != into.keys():
         raise ValueError(
             "the model's trainable parameters are not those that the private sum was opened for: "
-            f"{sorted(sums.keys() ^ into.keys())}"
+            f"{sorted(sums.keys() ^ into.keys())}. Train what is frozen, unfrozen or added later "
+            "in a run of its own, with a plan of its own"
         )
     for name, gradient in sums.items():
         if gradient.shape != into[name].shape:
@@ -616,13 +617,13 @@ def explained_targets() -> Iterator[None]:
         raise ValueError(f"the loss {remedy} ({error})") from error
 
 
-def _unequal(made_up: Any) -> Any:
+def _unequal(made_up: Any, seed: int = 0) -> Any:
     """Made-up records that differ, since equal ones are equal to their mean.
 
     They hold fixed numbers between 0 and 1, which are probabilities too, or the whole number 0,
     which is a class and an index of any model.
     """
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(seed)
 
     def some(leaf: Tensor) -> Tensor:
         made = 0.05 + 0.9 * torch.rand(leaf.shape, generator=generator)
@@ -636,10 +637,12 @@ def _refuse_mixing(model: torch.nn.Module, loss: Loss, inputs: Any, targets: Any
     try:
         with torch.random.fork_rng(devices=[]):
             with torch.no_grad():
-                outputs = _unequal(call(model, inputs))
+                # Others than the targets, whose distance would be zero for any loss.
+                outputs = _unequal(call(model, inputs), seed=1)
             each = [mapped((outputs, targets), itemgetter(slice(i, i + 1))) for i in range(_TRIED)]
             values, again = (torch.cat([loss(*one).reshape(1) for one in each]) for _ in range(2))
-        if not torch.equal(values, again):  # at random, or by what it saw before
+        # At random, or by what it saw before.
+        if not torch.allclose(values, again, 0, 0, equal_nan=True):
             return
     except Exception:  # a loss or a model of another form was tried above
         return
@@ -779,33 +782,14 @@ def of_alike(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
     torch would broadcast them to (B, …, B), with every output beside every target.
     """
-    return function(*_alike(*args), **kwargs)
-
-
-def _alike(*args: Any) -> tuple[Any, ...]:
-    if len(args) < 2 or not all(isinstance(one, Tensor) for one in args[:2]):
-        return args
-    one, other, *rest = args
-    if one.shape == (*other.shape, 1):
-        one = one.squeeze(-1)
-    elif other.shape == (*one.shape, 1):
-        other = other.squeeze(-1)
-    return one, other, *rest
-
-
-@dataclass(frozen=True)
-class EachMean:
-    """A torch criterion with ``reduction="mean"``, as the loss of each example.
-
-    Args:
-        criterion: the criterion with ``reduction="none"``.
-    """
-
-    criterion: Callable[..., Any]
-
-    def __call__(self, outputs: Any, targets: Any) -> Any:
-        """The mean over each example's own values."""
-        return own_mean(self.criterion, outputs, targets)
+    if len(args) > 1 and all(isinstance(one, Tensor) for one in args[:2]):
+        one, other, *rest = args
+        if one.shape == (*other.shape, 1):
+            one = one.squeeze(-1)
+        elif other.shape == (*one.shape, 1):
+            other = other.squeeze(-1)
+        args = (one, other, *rest)
+    return function(*args, **kwargs)
 
 
 def of_each(loss: Loss) -> Loss:
@@ -816,7 +800,7 @@ def of_each(loss: Loss) -> Loss:
     if loss is F.cross_entropy:
         return cross_entropy
     if any(loss is one for one in _MEANS):
-        return EachMean(functools.partial(loss, reduction="none"))  # type: ignore[call-arg]
+        return functools.partial(own_mean, loss, reduction="none")
     if not isinstance(loss, _CRITERIA):
         return loss
     classes = isinstance(loss, torch.nn.CrossEntropyLoss | torch.nn.NLLLoss)
@@ -826,7 +810,7 @@ def of_each(loss: Loss) -> Loss:
         return loss  # refused: its mean divides by the weights of a batch
     criterion = copy.copy(loss)
     criterion.reduction = "none"
-    return criterion if classes else EachMean(criterion)
+    return criterion if classes else functools.partial(own_mean, criterion)
 
 
 def default_loss(targets: Any) -> Loss:

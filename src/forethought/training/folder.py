@@ -1149,6 +1149,8 @@ NEIGHBOURS = 1000
 
 _objects: weakref.WeakKeyDictionary[torch.nn.Module, str] = weakref.WeakKeyDictionary()
 _weights: dict[bytes, str] = {}
+UNENDED: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+"""Models into which a run has released rounds, and which it has not ended."""
 
 
 def trained_before(model: torch.nn.Module, folder: Path | None) -> tuple[Caveat, ...]:
@@ -1157,7 +1159,11 @@ def trained_before(model: torch.nn.Module, folder: Path | None) -> tuple[Caveat,
     Args:
         folder: the run folder that is about to be made; the folders beside it are read.
     """
-    known = _objects.get(model) or _weights.get(fingerprint(model.state_dict()))
+    weights = fingerprint(model.state_dict())
+    known = _objects.get(model) or _weights.get(weights)
+    if any(fingerprint(one.state_dict()) == weights for one in UNENDED):  # itself, or a copy
+        words = "in this process, by a run that did not end"
+        known = words if known is None else f"{known}; then {words}"
     if known is None and folder is not None:
         known = _among_folders(model, folder)
     return () if known is None else (Caveat("trained-before", known),)
@@ -1165,10 +1171,10 @@ def trained_before(model: torch.nn.Module, folder: Path | None) -> tuple[Caveat,
 
 def remember(model: torch.nn.Module, statement: Statement) -> None:
     """Remember in this process that a model was trained, by the object and its final weights."""
-    words = f"in this process, {_spent(statement)}"
-    earlier = _objects.get(model)
-    _objects[model] = words if earlier is None else f"{earlier}; then {words}"
-    _weights[fingerprint(model.state_dict())] = _objects[model]
+    UNENDED.discard(model)
+    earlier = (one.detail for one in statement.caveats if one.code == "trained-before")
+    words = "; then ".join([*earlier, f"in this process, {_spent(statement)}"])
+    _objects[model] = _weights[fingerprint(model.state_dict())] = words
 
 
 def _spent(statement: Statement) -> str:

@@ -16,7 +16,7 @@ import sys
 import warnings
 import weakref
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from numbers import Number
@@ -48,6 +48,7 @@ from forethought.rounds.records import MappedRecords, Records, TensorRecords, bl
 from forethought.training.execution import Execution, ShortForms, all_there, alone, settled
 from forethought.training.folder import (
     OF_TORCH,
+    UNENDED,
     RunFolder,
     fingerprint,
     identity,
@@ -174,8 +175,7 @@ def private(
 def _unfinished(held: ExitStack, process: int) -> None:
     """Settle the payment of an abandoned loop, only in the process that began it, not in a fork."""
     if os.getpid() == process:
-        error = RoundError("the loop was not finished")
-        held.__exit__(RoundError, error, None)
+        held.__exit__(RoundError, RoundError("the loop was not finished"), None)
 
 
 class _Rounds:
@@ -227,7 +227,8 @@ class _Rounds:
         self._value: Deferred | None = None
         self._left = self._standing()
         # A mark has the full shape of a weight, so that sharded weights get none.
-        self._marks = _marks(parameters.values() if shards is None else ())
+        self._watched = [*parameters.values()] if shards is None else []
+        self._told, self._released = list[str](), dict[nn.Parameter, torch.Tensor | None]()
         self._gate = Gate(model)
         self._weights = dict(model.named_parameters())  # the frozen ones too
 
@@ -258,9 +259,12 @@ class _Rounds:
                 "a second backward() in one round: a record contributes once. Add the losses up "
                 "first; to compute a large batch in pieces give micro_batch="
             )
+        for parameter in self._watched:
+            if parameter.grad is not self._released.get(parameter):
+                _require_none(parameter.grad)
+            mark = parameter.detach().new_zeros(()).expand_as(parameter).as_subclass(_NotYet)
+            mark.told, parameter.grad = self._told, mark
         self._value = value
-        for parameter, mark in self._marks:
-            parameter.grad = mark
 
     def state_by(self, closure: Callable[[], Any]) -> Any:
         """Call a closure once, which states the loss of the batch; return its value.
@@ -285,8 +289,12 @@ class _Rounds:
             raise RoundError(
                 "optimizer.step() without a loss: call loss.backward() on the present batch's loss"
             )
-        self._unmark()
-        found = stated(self._value, self.model, self.records, self._stated)
+        value, self._value = self._value, None  # of a refused loss nothing is left
+        for parameter in self._watched:
+            if isinstance(parameter.grad, _NotYet):
+                parameter.grad = None
+            _require_none(parameter.grad)
+        found = stated(value, self.model, self.records, self._stated)
         if found is not self._stated and self.team.size > 1:
             self._named = fingerprint(found[0])
         self.team.require_same((self.done, self._named), "loss or number of rounds")
@@ -298,17 +306,16 @@ class _Rounds:
                 f"{' and '.join(changed)} changed since the last step: what is not released by a "
                 "round may follow from private records. Change weights or the optimizer's state in "
                 "a hook of the optimizer (register_step_post_hook), load them before "
-                "forethought.private, and evaluate in model.eval() (a copy, where the model keeps "
-                "what it computed)"
+                "forethought.private, train those to be frozen or unfrozen in loops of their own, "
+                "and evaluate in model.eval() (a copy, where the model keeps what it computed)"
             )
         self._gate.open()
         try:
-            with as_called(self._value):
+            with as_called(value):
                 self._round(found)
         finally:
             if not self.closed:
                 self._gate.close()
-        self._value = None
         self.done += 1
         self._left = self._standing()
         self._require_moved(now, self._left)
@@ -324,11 +331,6 @@ class _Rounds:
                 "round would see: replace weights (load_state_dict(assign=True) does) before "
                 "forethought.private, and call the model without torch.func.functional_call"
             )
-
-    def _unmark(self) -> None:
-        for parameter, mark in self._marks:
-            if parameter.grad is mark:
-                parameter.grad = None
 
     def _require_moved(self, before: Mapping[str, bytes], after: Mapping[str, bytes]) -> None:
         """Refuse a step that left a trained weight as it was, or changed a frozen one.
@@ -351,7 +353,7 @@ class _Rounds:
         moved = [
             name
             for name, _ in self.model.named_parameters()
-            if name not in trained and before[name] != after[name]
+            if name not in trained and before.get(name) != after[name]
         ]
         if self.descent.optimizer._optimizer_step_post_hooks:
             moved = []  # a hook may write any weight: it knows only released values
@@ -407,9 +409,11 @@ class _Rounds:
             with self.descent.ahead(total.round):
                 total.add(self.model, records)
             noised = total.release()
+        UNENDED.add(self.model)
         size = self._step_size(self.done) if self.planned else None
         self._versions = {name: p._version for name, p in self.descent.parameters.items()}
         self.descent.step(noised, size)
+        self._released = {parameter: parameter.grad for parameter in self._watched}
         self.average.update(self.done + 1)
         self.closed = ""
 
@@ -440,7 +444,6 @@ class _Rounds:
                 "call finish() again, and compute statistics of public records after it"
             )
         self.closed = self.closed or "finish() was called"
-        self._unmark()
         self._gate.open()
         self.descent.clear()
         # A failed round was released whole or not at all; both are a beginning of the plan.
@@ -514,6 +517,8 @@ class PrivateLoader:
         """
         rounds = self._rounds
         rounds._require_going_on()
+        if rounds._value is None:  # an error in the loop may have left a batch without a loss
+            rounds._given = rounds.done
         end = next(end for end in self._ends if end > rounds.done)
         return self._until(end)
 
@@ -564,7 +569,10 @@ class PrivateOptimizer(torch.optim.Optimizer):
         Raises:
             RoundError: always.
         """
-        raise RoundError("parameters cannot be added after forethought.private()")
+        raise RoundError(
+            "parameters cannot be added after forethought.private(): call finish(), and train them "
+            "in a loop with a plan of its own"
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """The state dict of the wrapped optimizer."""
@@ -573,6 +581,9 @@ class PrivateOptimizer(torch.optim.Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state dict into the wrapped optimizer; the next step refuses a changed state."""
         self._rounds.descent.optimizer.load_state_dict(state_dict)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self._rounds._private.__reduce_ex__(protocol)  # refuses
 
     def __repr__(self) -> str:
         return f"private {self._rounds.descent.optimizer!r}"
@@ -711,14 +722,13 @@ class _NotYet(torch.Tensor):
             return function(*args, **kwargs)
 
 
-def _marks(parameters: Iterable[nn.Parameter]) -> list[tuple[nn.Parameter, _NotYet]]:
-    told: list[str] = []
-    found = []
-    for parameter in parameters:
-        mark = parameter.detach().new_zeros(()).expand_as(parameter).as_subclass(_NotYet)
-        mark.told = told
-        found.append((parameter, mark))
-    return found
+def _require_none(given: torch.Tensor | None) -> None:
+    """Refuse a gradient beside the round's, which would be lost without a word."""
+    if given is not None and not isinstance(given, _NotYet) and given.any():
+        raise RoundError(
+            "the weights have a gradient that no round gave, and it would be lost: call zero_grad()"
+            ", or add it in a hook of the optimizer (register_step_pre_hook) if it is public"
+        )
 
 
 # Accesses to a gradient that do not use its values, as by zero_grad.
@@ -875,9 +885,7 @@ def _part(value: Any, key: Any, of_trainer: bool) -> Any:
 
 
 def _refuse(what: str, instead: str = "") -> NoReturn:
-    remedy = instead or (
-        "leave the line out, and look at public or held-out records between the epochs"
-    )
+    remedy = instead or "leave it out, look at held-out records, or let the model compute its loss"
     raise DeferredError(
         f"{what} of a private batch would be a number without noise, which no guarantee covers: "
         f"{remedy}"
@@ -909,7 +917,7 @@ def _operator(name: str, turned: bool = False) -> Callable[..., Deferred]:
 
 
 _LOOP = "a loop over the rows"
-_WITHOUT_A_LOOP = "leave it out. Losses that a model returns by name are added up in its forward"
+_WITHOUT_A_LOOP = "take parts by number (z[0]). Losses by name are added up in the model's forward"
 
 
 def _exit(what: str) -> Callable[..., NoReturn]:
@@ -1015,7 +1023,8 @@ class Gate:
     def __init__(self, model: nn.Module) -> None:
         if type(model) in _GATED:
             raise ValueError(
-                "this model is in another private loop: call finish() of that loop's optimizer"
+                "this model is in another private loop: call finish() of that loop's optimizer, "
+                "or begin with a copy (copy.deepcopy(model))"
             )
         self._model, self._kind = model, type(model)
         self._gated = _gated(type(model))

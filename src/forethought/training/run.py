@@ -47,6 +47,7 @@ from forethought.training.folder import (
     PLAN,
     RESERVATION,
     STATEMENT,
+    UNENDED,
     Checkpoint,
     Checkpointer,
     CheckpointError,
@@ -847,6 +848,7 @@ def _rounds(loop: Loop, checkpointer: Checkpointer | None, task: Task) -> None:
     total, every, team = loop.plan.rounds, task.execution.checkpoint_every, task.team
     with loop.private, InterruptGuard() as guard:
         for done in loop.rounds():
+            UNENDED.add(task.model)
             if task.progress is not None and team.leads:
                 task.progress(event(done, total, loop.history))
             if done == total:
@@ -863,6 +865,7 @@ def _rounds(loop: Loop, checkpointer: Checkpointer | None, task: Task) -> None:
                         checkpointer.write(state)
             if stop:
                 raise Interrupted(path_of(task.folder), done)
+    UNENDED.discard(task.model)
 
 
 def event(done: int, rounds: int, history: Sequence[Metrics]) -> Event:

@@ -214,7 +214,7 @@ def _in_transformers(trainer: Any, training: PrivateTraining) -> None:
         )
     loop = training._begin(trainer.model, trainer.optimizer, trainer.get_train_dataloader())
     rounds = loop.optimizer._rounds
-    rounds._marks.clear()  # a Trainer looks at gradients, and they would warn
+    rounds._watched.clear()  # a Trainer looks at gradients, and they would warn
     trainer.optimizer, steps = loop.optimizer, _Steps(training)
     if planned:
         trainer.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(loop.optimizer, lambda _: 1.0)
