@@ -257,7 +257,7 @@ def _alone(count: Path) -> Iterator[None]:
         OSError: its folder is missing. RunFolderBusyError: another process takes part.
     """
     if not count.parent.is_dir():
-        raise FileNotFoundError(f"{count.parent}: there is no such folder for the count (--witness)")
+        raise FileNotFoundError(f"no such folder for the count: {count.parent} (--witness)")
     with contextlib.ExitStack() as held:
         try:
             held.enter_context(locked(count.with_name(f"{count.name}.busy")))
