@@ -95,7 +95,7 @@ class Network:
 
 
 def encoding_of(loaded: load.Loaded) -> str:
-    """How records become inputs and losses: a digest of a declared table, else a public text.
+    """The way from records to inputs and losses: a digest of a declared table, else a public text.
 
     It leaves out how a member's own file writes them, which may differ from the others'.
     """
@@ -104,7 +104,7 @@ def encoding_of(loaded: load.Loaded) -> str:
     # Without a declaration words and classes come from private records, and a digest that others
     # get would let them test guesses.
     if encoder is None or data.columns is None:
-        given = {"standardise": data.standardise, "class_weights": weights}
+        given: dict[str, object] = {"standardise": data.standardise, "class_weights": weights}
         given["features"] = loaded.dataset.fixed_features
         return canonical(given) if any(given.values()) else ""
     columns: list[Any] = []
