@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -11,6 +16,7 @@ from rich.console import Console
 from forethought.holders.driving import LastHeard
 from forethought.holders.server import ClientStatus, Status, StatusPage, page
 from forethought.report.holders import status_table
+from seen import sideways
 
 STATUS = Status(
     "abc",
@@ -95,3 +101,64 @@ def test_a_port_that_is_taken_is_told_in_a_line() -> None:
             await first.stop()
 
     asyncio.run(scenario())
+
+
+def test_the_page_is_told_to_a_screen_reader_and_never_loads_itself_again() -> None:
+    body = get("/")[1]
+    for words in ('name="viewport"', "<main>", "<caption>Clients", 'scope="col"', 'role="status"'):
+        assert words in body
+    # Without a script nothing else is left; and then not so soon that nobody reads to its end.
+    assert body.count("http-equiv") == body.count('<noscript><meta http-equiv="refresh"') == 1
+
+
+@pytest.fixture
+def served() -> Iterator[tuple[str, list[Status], Any]]:
+    """A page that is served: its address, what it shows (the last one), and what stops it."""
+    shows, loop, ready = [STATUS], asyncio.new_event_loop(), threading.Event()
+    told: list[int] = []
+    shown = StatusPage(lambda: shows[-1])
+
+    def run() -> None:
+        asyncio.set_event_loop(loop)
+        told.append(loop.run_until_complete(shown.start(0)))
+        ready.set()
+        loop.run_forever()
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    assert ready.wait(30)
+    stop = lambda: asyncio.run_coroutine_threadsafe(shown.stop(), loop).result(30)  # noqa: E731
+    yield f"http://127.0.0.1:{told[0]}/", shows, stop
+    stop()
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join(30)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="Debian's chromium is missing")
+def test_the_page_follows_a_run_on_a_phone_in_the_dark(
+    served: tuple[str, list[Status], Any],
+) -> None:
+    address, shows, stop = served
+    long = replace(STATUS.clients[0], name="a" * 63)
+    shows.append(replace(STATUS, clients=(long,), last=("x" * 200,)))
+    sync_api = pytest.importorskip("playwright.sync_api")
+    with sync_api.sync_playwright() as play:
+        browser = play.chromium.launch(
+            executable_path=shutil.which("chromium"), args=["--no-sandbox"]
+        )
+        phone: dict[str, Any] = {"viewport": {"width": 320, "height": 600}, "color_scheme": "dark"}
+        tab = browser.new_page(**phone)
+        tab.set_default_timeout(120_000)
+        tab.goto(address)
+        assert sideways(tab) == 0
+        colours = "getComputedStyle(document.documentElement).colorScheme"
+        assert "dark" in tab.evaluate(colours)
+        tab.evaluate("() => { window.same = true; }")
+        shows.append(replace(STATUS, version=7))
+        tab.wait_for_selector("text=model 7 of 40")
+        assert tab.evaluate("() => window.same")  # the same page: nobody was taken to its top
+        stop()
+        tab.wait_for_selector("#lost:has-text('does not answer')")
+        assert tab.locator("text=model 7 of 40").count() == 1
+        browser.close()

@@ -37,7 +37,7 @@ WORDS = (
 HARMLESS = {
     r"members/\d/weight": "the server's affair: how updates become a model",
     r"members/[1-4]/plan|plans/\d/use/.*|(server|robust|averaging)/.*": "post-processing",
-    r"(rounds|local_rounds|deadline|absence|resend|seed|plans/\d/(reasons|not_covered)/.*)": (
+    r"(rounds|local_rounds|deadline|absence|resend|plans/\d/(reasons|not_covered)/.*)": (
         "when updates are sent and how many: the ledger and the plan bound what is released"
     ),
     r"plans/\d/privacy/clip/norm": "the noise is a multiple of it",
@@ -139,6 +139,7 @@ def _at(value: Any, path: Any) -> Any:
         (("plans", 0, "privacy", "mechanism", "adjacency", "zero-out"), "has adjacency"),
         (("secure", "colluders", 0), "has secure"),
         (("secure", None), "has secure"),
+        (("seed", 1), "has seed"),
     ],
 )
 def test_other_terms_are_refused_in_words(change: Any, words: str, tmp_path: Path) -> None:

@@ -69,7 +69,9 @@ def test_a_simulation_leaves_statements_and_figures(tmp_path: Path) -> None:
         assert (out / name).exists()
     assert (out / "workers" / "worker-0" / "statement.json").exists()
     again = CliRunner().invoke(app, words)
-    assert "holds a simulation" in str(again.exception)
+    assert "holds a simulation: it has ended" in str(again.exception)
+    resumed = CliRunner().invoke(app, [*words, "--resume"])
+    assert "choose another folder" in str(resumed.exception)
 
 
 def test_budgets_and_speeds_are_of_each_worker() -> None:

@@ -273,6 +273,54 @@ def test_members_turn_records_into_the_same_inputs(
             members.site_worker(given, keys / "worker-0", tmp_path / "a")
 
 
+PICTURES = """
+[data]
+source = "digits"
+{data}
+[budget]
+epsilon = 8.0
+[training]
+batch = 50
+{training}
+[{kind}]
+rounds = 3
+{members} = 2
+"""
+
+
+@pytest.mark.parametrize(
+    ("agreed", "own"),
+    [
+        (("", ""), ("standardise = [0.0, 2.0]", "")),
+        (("standardise = [0.0, 2.0]", ""), ("", "")),
+        (("standardise = [0.0, 2.0]", ""), ("standardise = [0.5, 2.0]", "")),
+        (("", ""), ("", "class_weights = [1, 1, 1, 1, 1, 1, 1, 1, 1, 5]")),
+    ],
+)
+@pytest.mark.parametrize(("kind", "called"), [("federation", "clients"), ("gossip", "workers")])
+def test_members_without_a_table_feed_one_model_the_same(
+    tmp_path: Path, kind: Any, called: str, agreed: tuple[str, str], own: tuple[str, str]
+) -> None:
+    def job(name: str, data: str, training: str) -> Any:
+        path = tmp_path / f"{name}.toml"
+        known = {"kind": kind, "members": called}
+        path.write_text(PICTURES.format(data=data, training=training, **known))
+        return from_file(path)
+
+    keys = tmp_path / "keys"
+    members.make_everybody(job("agreed", *agreed), kind, keys)
+    given = job("own", *own)
+    with pytest.raises(JobError, match="into other inputs"):
+        if kind == "federation":
+            members.take_part_in_job(given, keys / "client-0", tmp_path / "a", carry=reached)
+        else:
+            members.site_worker(given, keys / "worker-0", tmp_path / "a", listen="127.0.0.1:0")
+    if kind == "federation":
+        with pytest.raises(ConnectionError, match="reached"):
+            same = from_file(tmp_path / "agreed.toml")
+            members.take_part_in_job(same, keys / "client-0", tmp_path / "a", carry=reached)
+
+
 def test_members_write_their_files_as_they_like(tmp_path: Path) -> None:
     text, keys = SHORT, tmp_path / "keys"
     members.make_everybody(from_file(written(tmp_path, text, 200)), "federation", keys)

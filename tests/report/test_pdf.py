@@ -153,6 +153,31 @@ def test_a_report_with_many_pictures_is_read_on_any_screen(run, width):
         assert sideways(tab, "html") == 0
 
 
+@pytest.mark.slow
+@NEEDS_CHROMIUM
+def test_a_report_is_read_with_keys_and_a_screen_reader(run):
+    with shown(run / "report.html", 320, "dark") as tab:
+        # A screen reader hands keys on to a slider alone, and reads out what it says then.
+        charts = tab.get_by_role("slider").all()
+        assert len(charts) == tab.locator("svg.chart").count() > 1
+        for chart in charts:
+            chart.focus()
+            said = chart.get_attribute("aria-valuetext")
+            for key, other in (("Home", True), ("ArrowRight", True), ("End", True)):
+                tab.keyboard.press(key)
+                now = chart.get_attribute("aria-valuetext")
+                assert (now != said) == other and now == chart.locator(".tip").text_content()
+                said = now
+            assert chart.get_attribute("aria-valuenow") == chart.get_attribute("aria-valuemax")
+        # What does not fit is scrolled with keys; what fits is no stop on their way.
+        stops = tab.evaluate(
+            """() => [...document.querySelectorAll(".wide")].map((box) =>
+                [box.scrollWidth > box.clientWidth + 1, box.tabIndex === 0])"""
+        )
+        assert {wide for wide, _ in stops} == {True, False}
+        assert all(wide == reached for wide, reached in stops)
+
+
 def test_without_a_browser_the_remedy_is_said(monkeypatch, tmp_path):
     monkeypatch.setattr(pdf.shutil, "which", lambda _name: None)
     with pytest.raises(PrintingError, match=r"install chromium, or.*report\.html"):

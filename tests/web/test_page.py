@@ -138,6 +138,19 @@ def test_what_is_no_number_is_refused_and_not_guessed(page, tmp_path):
     shown.wait_for_selector("#numbers:has-text('of 123,457 records')")
 
 
+def test_numbers_from_before_are_marked_and_still_read(page):
+    server, shown, _ = page
+    shown.goto(server.address)
+    shown.wait_for_function("() => Number(document.body.dataset.drawn || 0) > 0")
+    shown.fill("#epsilon", "much")
+    shown.wait_for_selector("#error:has-text('epsilon must be')")
+    assert "from before" in shown.locator("#error").inner_text()
+    # Faded text would have less contrast than CONTRASTS, which knows no opacity, measures.
+    answer = shown.locator("#answer")
+    assert answer.evaluate("(box) => getComputedStyle(box).opacity") == "1"
+    assert answer.evaluate("(box) => getComputedStyle(box).outlineStyle") == "dashed"
+
+
 def test_what_a_blanked_record_has_to_fear_is_told(page, tmp_path):
     server, shown, _ = page
     shown.goto(server.address)

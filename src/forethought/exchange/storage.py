@@ -665,9 +665,9 @@ class MemberWitness:
         left = self.count()
         if left > updates:
             raise LedgerError(
-                f"{left} updates have left this member, its ledger has {updates}: the ledger "
-                "was set back. Nothing more is released: restore the newest ledger; a run from the "
-                "beginning is another run, with keys of its own"
+                f"{left} updates have left this member, its ledger has {updates}: this is another "
+                "folder, or the ledger was set back. Nothing more is released: give the folder of "
+                "the newest ledger, or restore it; a new run has keys of its own"
             )
 
     def note(self, updates: int, proof: bytes = b"") -> None:

@@ -227,7 +227,8 @@ class Federation(Agreement):
         sizes: rule by which clients choose sample sizes within a filter; None: as planned.
         taking: for each member the phases that it takes part in, from 0, fixed before the run; ():
             all members take part in all phases.
-        encoding: digest of how a table's records become inputs and targets; "": not known.
+        encoding: how records become inputs and losses: of a declared table a digest, of other data
+            what the job says of it; "": it says nothing.
 
     Raises:
         FederationError: parts that contradict each other. ValueError: a value out of its range.
@@ -533,10 +534,11 @@ def local_rounds_of(given: object) -> LocalRounds:
     return each[0] if len(each) == 1 else tuple(each)
 
 
-# The terms of a federation that a client's own job sets and no server may change.
+# The terms of a federation that a client's own job sets and no server may change. The seed deals
+# out a job's data: under another one, two clients would hold one record.
 _AGREED = (
     *("rule", "exchanged", "delay", "cohort", "cadence", "secure", "parameters", "refreshes"),
-    *("phases", "taking", "sizes"),
+    *("phases", "taking", "sizes", "seed"),
 )
 
 

@@ -165,7 +165,7 @@ class Gossip(Agreement):
         window: exchange steps for which a late answer still counts.
         settle: exchange steps after the last update, in which the workers approach consensus.
         seed: of the simulation. nonce: drawn with the roster, so that every run has its own name.
-        encoding: digest of how a table's records become inputs and targets; "": not known.
+        encoding: see :class:`~forethought.federated.federation.Federation`.
 
     Raises:
         GossipError: settings contradict each other.

@@ -8,7 +8,9 @@ import json
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from importlib import resources
 from pathlib import Path
+from string import Template
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -44,6 +46,18 @@ class ClientStatus:
     heard: float | None
     absent: bool
 
+    @property
+    def state(self) -> str:
+        """Its connection in words."""
+        if self.connected:
+            return "connected"
+        return "absent" if self.absent else "not connected"
+
+    @property
+    def last_heard(self) -> str:
+        """The time since its last frame in words."""
+        return "never" if self.heard is None else f"{self.heard:.0f} s ago"
+
 
 @dataclass(frozen=True)
 class Status:
@@ -70,34 +84,17 @@ class Status:
 
 
 def page(status: Status) -> str:
-    """The status as a self-contained HTML page that reloads itself every 2 s."""
+    """The status as a self-contained HTML page that keeps itself up to date."""
     rows = "".join(
-        f"<tr><td>{html.escape(one.name)}</td><td>{_state(one)}</td>"
-        f"<td>{one.updates} of {one.of}</td><td>{_ago(one.heard)}</td></tr>"
+        f"<tr><td>{html.escape(one.name)}</td><td>{one.state}</td>"
+        f"<td>{one.updates} of {one.of}</td><td>{one.last_heard}</td></tr>"
         for one in status.clients
     )
+    values = {name: html.escape(str(value)) for name, value in vars(status).items()}
+    values["state"] = "finished" if status.finished else f"running for {status.seconds:.0f} s"
     alarms = "".join(f"<li>{html.escape(text)}</li>" for text in status.last) or "<li>none</li>"
-    state = "finished" if status.finished else f"running for {status.seconds:.0f} s"
-    return (
-        '<!doctype html><html lang="en"><meta charset="utf-8">'
-        '<meta http-equiv="refresh" content="2"><title>forethought federation</title>'
-        "<style>body{font:16px sans-serif;margin:2em}td,th{padding:.2em 1em;text-align:left}"
-        "</style>"
-        f"<h1>Federation {html.escape(status.run)}</h1>"
-        f"<p>{html.escape(status.rule)}, model {status.version} of {status.rounds}, {state}</p>"
-        f"<table><tr><th>client</th><th>state</th><th>updates</th><th>heard</th></tr>{rows}"
-        f"</table><h2>Alarms</h2><ul>{alarms}</ul></html>"
-    )
-
-
-def _state(client: ClientStatus) -> str:
-    if client.connected:
-        return "connected"
-    return "absent" if client.absent else "not connected"
-
-
-def _ago(seconds: float | None) -> str:
-    return "never" if seconds is None else f"{seconds:.0f} s ago"
+    text = resources.files("forethought.holders").joinpath("status.html").read_text("utf-8")
+    return Template(text).substitute(values, rows=rows, alarms=alarms)
 
 
 class StatusPage:

@@ -218,7 +218,9 @@ def keys_and_start(
     if resume:
         # The agreement is written last, and the keys are wiped at the end.
         if not ((folder / name).exists() and (folder / KEYS).exists()):
-            raise CheckpointError(f"{folder} holds no simulation that was interrupted")
+            raise CheckpointError(
+                f"{folder} holds no simulation that was interrupted: choose another folder"
+            )
         if type(agreed).load(folder / name) != agreed:
             raise CheckpointError(
                 f"the {agreed.CALLED} of {folder} is another one: go on with the job it began with"
@@ -226,9 +228,8 @@ def keys_and_start(
         start: Vector = np.load(folder / START, allow_pickle=False)
         return RunSecrets.read(folder).secrets, start
     if (folder / name).exists() or (folder / RECORD).exists() or (folder / FUSED).exists():
-        raise RunFolderExistsError(
-            f"{folder} holds a simulation: go on with resume (--resume), or choose another folder"
-        )
+        way = "go on with resume (--resume), or " if (folder / KEYS).exists() else "it has ended; "
+        raise RunFolderExistsError(f"{folder} holds a simulation: {way}choose another folder")
     require_only(folder, KEYS, START)  # these, where it was killed before the agreement was there
     keys = RunSecrets.draw(seeds)
     keys.write(folder)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -46,7 +46,7 @@ from forethought.ledger.book import unit_of
 from forethought.rounds.contributions import Loss
 from forethought.rounds.randomness import Seeds
 from forethought.rounds.records import Records
-from forethought.training.folder import PAID, PLAN, RESERVATION, locked
+from forethought.training.folder import PAID, PLAN, RESERVATION, RunFolderBusyError, locked
 from forethought.values.caveats import Caveat
 from forethought.values.checks import real
 from forethought.values.plan import TRANSCRIPT, grid
@@ -179,6 +179,10 @@ class _Part:
     ) -> None:
         share.require(agreed, me)
         held.enter_context(locked(folder))
+        self.witness: MemberWitness | None = None
+        if share.witness is not None:
+            self.witness = MemberWitness(share.witness, agreed.run_id, me)
+            held.enter_context(_alone(self.witness.path))
         paid = self._paid = held.enter_context(_reserved(share, agreed, me, folder))
         own = own_secrets(folder, share.seeds, agreed.REFUSAL)
         self.keys = keys or own_keys(folder / "member", f"worker-{me}")
@@ -193,9 +197,7 @@ class _Part:
         state = self.ledger.read()
         if paid is not None:
             paid.recorded(counted(state.rounds))
-        self.witness: MemberWitness | None = None
-        if share.witness is not None:
-            self.witness = MemberWitness(share.witness, agreed.run_id, me)
+        if self.witness is not None:
             self.witness.require(state.updates)
         brought = share.records, share.loss, own.secrets, share.micro_batch
         self.trainer = ClientTrainer(shared, Holder.of(agreed, me, *brought), state=state.state)
@@ -242,6 +244,29 @@ class _Part:
                 made = statement_of(stated, me, transcript, self._randomness, caveats, **seen)
                 found.append(made.save(place, evidence))
         return TookPart(reason, over, held.updates, tuple(found), weights, tuple(alarms), drove)
+
+
+@contextlib.contextmanager
+def _alone(count: Path) -> Iterator[None]:
+    """A context that one process at a time has: two would release one round with two noises.
+
+    Args:
+        count: the file of the member's witness, which both would read before either writes it.
+
+    Raises:
+        OSError: its folder is missing. RunFolderBusyError: another process takes part.
+    """
+    if not count.parent.is_dir():
+        raise FileNotFoundError(f"no such folder for the count: {count.parent} (--witness)")
+    with contextlib.ExitStack() as held:
+        try:
+            held.enter_context(locked(count.with_name(f"{count.name}.busy")))
+        except RunFolderBusyError:
+            raise RunFolderBusyError(
+                "another process takes part with these keys: wait for it, or end it. Each round is "
+                "released once, whatever the folder is"
+            ) from None
+        yield
 
 
 def _paid_rounds(agreed: Federation | Gossip, me: int, rounds: int) -> int:

@@ -50,7 +50,7 @@ from forethought.rounds.randomness import Seeds
 from forethought.values.checks import real
 from forethought.values.mechanism import Budget, first_round, updates_of
 from forethought.values.plan import Plan
-from forethought.values.serialisation import digest
+from forethought.values.serialisation import canonical, digest
 from forethought.values.use import kind_of
 
 Kind = Literal["federation", "gossip"]
@@ -95,15 +95,18 @@ class Network:
 
 
 def encoding_of(loaded: load.Loaded) -> str:
-    """Digest of how a declared table's records become inputs and targets; "": it is none.
+    """The way from records to inputs and losses: a digest of a declared table, else a public text.
 
     It leaves out how a member's own file writes them, which may differ from the others'.
     """
     encoder, data = loaded.dataset.encoder, loaded.request.job.data
+    weights = loaded.class_weights
     # Without a declaration words and classes come from private records, and a digest that others
     # get would let them test guesses.
     if encoder is None or data.columns is None:
-        return ""
+        given: dict[str, object] = {"standardise": data.standardise, "class_weights": weights}
+        given["features"] = loaded.dataset.fixed_features
+        return canonical(given) if any(given.values()) else ""
     columns: list[Any] = []
     for name, kind in encoder.columns:
         value = kind.to_value()
@@ -115,7 +118,8 @@ def encoding_of(loaded: load.Loaded) -> str:
         columns += [[name, count, value]] if count else []
     classes = encoder.classes and list(map(spelled, encoder.classes))
     known = {"columns": columns, "classes": classes, "format": None, "label": None}
-    return digest([{**encoder.to_dict(), **known}, data.standardise])
+    losses = [weights] if weights else []
+    return digest([{**encoder.to_dict(), **known}, data.standardise, *losses])
 
 
 @dataclass(frozen=True)

@@ -68,6 +68,8 @@ DEFAULT_ADDRESS, SUPERLINK = "127.0.0.1:8750", "127.0.0.1:8000"
 # The transports between a federation's server and its clients.
 ENGINES = ("grpc", "flower")
 Look = Callable[[WorkerOutcome], None]
+# The beginning of a declared table's encoding, which is a digest.
+_TABLE = "sha256:"
 
 
 # Keys and roster.
@@ -261,17 +263,18 @@ class _Member:
         return holders.agreed(self.loaded.request, self.section, sizes, speeds, network)[0]
 
     def require_encoding(self) -> None:
-        """Refuse a job that turns a table's records into other inputs than was agreed.
+        """Refuse a job that turns records into other inputs or losses than was agreed.
 
         Raises:
             JobError: it does.
         """
         own, agreed = holders.encoding_of(self.loaded), self.agreed.encoding
-        if own and agreed and own != agreed:
+        # A declared table and other data say different things, and cannot be compared.
+        if own != agreed and own.startswith(_TABLE) == agreed.startswith(_TABLE):
             raise JobError(
                 f"[data] turns records into other inputs than those that {self.agreed.file} was "
-                "made for: take the columns, their order, their ranges and words, and the classes "
-                "of the job that all agreed on, and name the file's columns so"
+                "made for: take the columns, their order, their ranges and words, the classes and "
+                "their weights, features and standardise of the job that all agreed on"
             )
 
     def share(

@@ -213,11 +213,9 @@ def status_table(status: Status) -> Group:
     head = f"federation {status.run}, {status.rule}: model {status.version} of {status.rounds}"
     columns = {
         "client": "{0.name}",
-        "state": lambda one: (
-            "connected" if one.connected else "absent" if one.absent else "not connected"
-        ),
+        "state": "{0.state}",
         "updates": "{0.updates} of {0.of}",
-        "heard of": lambda one: "never" if one.heard is None else f"{one.heard:.0f} s ago",
+        "heard of": "{0.last_heard}",
     }
     alarms = [Text(text, style="yellow") for text in status.last[-3:]]
     return Group(Text(head), figures(status.clients, columns, box=None), *alarms)

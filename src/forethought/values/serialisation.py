@@ -282,9 +282,7 @@ class Stored:
                 missing key.
         """
         if not isinstance(values, Mapping):
-            raise TypeError(
-                f"not a {cls.CALLED}: expected a JSON object, not {type(values).__name__}"
-            )
+            raise TypeError(f"no {cls.CALLED}: expected a JSON object, not {type(values).__name__}")
         later = {
             field.name: field.default
             for field in fields(cls)  # type: ignore[arg-type]
@@ -293,7 +291,7 @@ class Stored:
         known = {**later, **values}
         if (schema := known.pop("schema", None)) != cls.SCHEMA:
             raise ValueError(
-                f"not a {cls.CALLED} this version can read: schema {schema!r}, expected "
+                f"no {cls.CALLED} that this version can read: schema {schema!r}, expected "
                 f"{cls.SCHEMA!r}"
             )
         exact_keys(cls.CALLED, known, cls._keys())

@@ -121,7 +121,8 @@ async function redraw() {
       document.body.dataset.milliseconds = Math.round(performance.now() - begun);
       document.body.dataset.drawn = Number(document.body.dataset.drawn || 0) + 1;
     } catch (error) {
-      byId("error").textContent = error.message;
+      const kept = document.body.dataset.drawn ? ". The numbers are those from before." : "";
+      byId("error").textContent = error.message + kept;
       byId("answer").classList.add("stale");
     }
   } while (asked);
