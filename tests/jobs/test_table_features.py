@@ -275,6 +275,9 @@ def test_a_run_that_stops_goes_on_with_the_ranges_that_it_released(tmp_path: Pat
     assert (folder / "prepared.json").read_text() == before
     assert found.statement.mechanism == whole.statement.mechanism
     assert accuracy(folder) > 0.85
+    (folder / "prepared.json").unlink()
+    with pytest.raises(ValueError, match="would be released"):
+        run(prepare(resumed(folder), resume=folder), folder, resume=True)
 
 
 def test_a_range_that_is_much_too_wide_is_told_with_where_its_numbers_lie(tmp_path: Path) -> None:

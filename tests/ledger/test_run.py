@@ -245,6 +245,43 @@ def test_a_stopped_run_stays_active_and_the_same_folder_goes_on(tmp_path: Path) 
     assert len(book.reservations("patients")) == 1
 
 
+def test_an_older_copy_of_a_run_repeats_its_rounds_only_as_they_were(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger, book = opened(tmp_path)
+    out, copy = tmp_path / "run", tmp_path / "copy"
+    with pytest.raises(KeyboardInterrupt):
+        train(model(), records(), planned(), ledger=ledger, out=out, progress=stopping(7))
+    shutil.copytree(out, copy)
+    run = train(model(), records(), planned(), ledger=ledger, out=out, resume=True)
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setenv("MKL_CBWR", "another machine")
+        with pytest.raises(folders.CheckpointError, match="instruction set changed"):
+            train(model(), records(), planned(), ledger=ledger, out=copy, resume=True)
+    with pytest.raises(folders.CheckpointError, match="micro_batch was None"):
+        options: dict[str, Any] = {"ledger": ledger, "out": copy, "resume": True}
+        train(model(), records(), planned(), micro_batch=7, **options)
+    again = train(model(), records(), planned(), ledger=ledger, out=copy, resume=True)
+    assert torch.equal(again.model[0].weight, run.model[0].weight)  # type: ignore[index]
+    assert len(book.reservations("patients")) == 1
+
+
+def test_a_run_that_is_killed_while_it_clears_its_own_folder_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger, book = opened(tmp_path)
+    out, layer = tmp_path / "run", torch.nn.Linear(4, 2)
+    plan = ft.plan(
+        examples=EXAMPLES, budget=Budget(3, 1e-5), model=layer, feature_norm=9.0, rounds=2
+    )
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(shutil, "rmtree", raising(KeyboardInterrupt()))
+        train(layer, records(), plan, ledger=ledger, out=out)
+    train(layer, records(), plan, ledger=ledger, out=out, resume=True)
+    (held,) = book.reservations("patients")
+    assert (held.status, held.released) == ("settled", len(plan.mechanism))
+
+
 def test_a_kill_between_settling_and_the_statement_resumes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -27,6 +27,7 @@ from forethought.rounds.preparation import SPREAD, Vectors, centre, rescaled
 from forethought.rounds.randomness import Secrets, Seeds
 from forethought.rounds.records import TensorRecords
 from forethought.training.execution import Interrupted
+from forethought.training.folder import CheckpointError
 from forethought.training.records import InputConstants, NotCentredWarning, WeightCentring
 from forethought.values.plan import NAMES, Preparation
 
@@ -110,6 +111,10 @@ def test_a_continued_run_releases_its_means_once(tmp_path: Path) -> None:
     with pytest.raises(Interrupted):
         ft.train(model(), corner(), plan, out=out, progress=stop, seed=1, noise_seed=2)
     kept = (out / "prepared.json").read_text("utf-8")
+    (out / "prepared.json").unlink()
+    with pytest.raises(CheckpointError, match="would be released"):
+        ft.train(model(), corner(), out=out, resume=True)
+    (out / "prepared.json").write_text(kept, "utf-8")
     again = model()
     run = ft.train(again, corner(), out=out, resume=True)
     assert torch.equal(weights(again), weights(whole))

@@ -33,6 +33,7 @@ from forethought.training.folder import (
     ReleasedRounds,
     RunFolderBusyError,
     RunSecrets,
+    UnfinishedRun,
     fingerprint,
     locked,
     wipe,
@@ -166,6 +167,44 @@ def test_plan_json_is_the_plan(tmp_path: Path) -> None:
         train(nn.Linear(4, 2), data(), out=tmp_path / "copy", resume=True)
     with pytest.raises(TypeError, match=r"forethought\.Plan"):
         train(nn.Linear(4, 2), data())
+
+
+def test_the_plan_of_a_killed_run_is_not_that_of_an_edited_plan_json(tmp_path: Path) -> None:
+    """Rounds of little noise were released, and none of them would be in the statement."""
+    out = tmp_path / "run"
+
+    def killed(event: Event) -> None:
+        if event.round == 8:
+            raise OSError
+
+    with pytest.raises(OSError):
+        train(nn.Linear(4, 2), data(), plan(), out=out, progress=killed)
+    spent = UnfinishedRun.load(out).spent
+    plan(sigma=9.0).save(out / "plan.json")
+    assert UnfinishedRun.load(out).spent == spent
+    with pytest.raises(CheckpointError, match="the plan changed"):
+        train(nn.Linear(4, 2), data(), out=out, resume=True)
+    plan().save(out / "plan.json")
+    assert train(nn.Linear(4, 2), data(), out=out, resume=True).plan == plan()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="names of any bytes")
+def test_a_folder_whose_model_could_not_be_read_back_is_refused_first(tmp_path: Path) -> None:
+    out = tmp_path / os.fsdecode(b"run\xff")
+    with pytest.raises(ValueError, match=r"must be UTF-8"):
+        train(nn.Linear(4, 2), data(), plan(), out=out)
+    assert not out.exists()
+
+
+@pytest.mark.parametrize("name", ["metrics.csv", "diagnostics.csv", "transcript.json", "plan.json"])
+@pytest.mark.parametrize("content", [b"null", b"\xff", b"x" * 200_000])
+def test_a_damaged_file_of_a_finished_run_is_named(
+    tmp_path: Path, name: str, content: bytes
+) -> None:
+    train(nn.Linear(4, 2), data(), plan(1), out=tmp_path / "run")
+    (tmp_path / "run" / name).write_bytes(content)
+    with pytest.raises(ValueError, match=r"metrics\.csv|transcript\.json|plan\.json"):
+        train(nn.Linear(4, 2), data(), out=tmp_path / "run", resume=True)
 
 
 def test_two_runs_in_one_folder_are_one_line(tmp_path: Path) -> None:

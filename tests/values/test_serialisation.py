@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -12,7 +13,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forethought.values.serialisation import Stored, build, canonical, digest, plain, write_text
+from forethought.values.serialisation import (
+    Stored,
+    build,
+    canonical,
+    digest,
+    parse,
+    plain,
+    write_text,
+)
 
 
 @dataclass(frozen=True)
@@ -46,6 +55,14 @@ def test_other_schemas_and_keys_are_refused_by_name(tmp_path: Path) -> None:
             Point.load(path)
     with pytest.raises(ValueError, match="missing"):
         build(Point, {"left": 1.0})
+
+
+def test_a_key_named_twice_is_found_among_many() -> None:
+    text = "{" + ", ".join(f'"{key}": 1' for key in (*range(40_000), 7)) + "}"
+    begin = time.process_time()
+    with pytest.raises(ValueError, match="names 7 more"):
+        parse(text)
+    assert time.process_time() - begin < 3
 
 
 def test_plain_values() -> None:

@@ -662,10 +662,9 @@ class Statement:
             OSError: the file cannot be read.
             StatementError: not a statement; the message names the file.
         """
-        text = Path(path).read_text(encoding="utf-8")
         try:
-            return cls.from_json(text)
-        except StatementError as error:
+            return cls.from_json(Path(path).read_text(encoding="utf-8"))
+        except (StatementError, UnicodeDecodeError) as error:
             raise StatementError(f"{path}: {error}") from error
 
     def to_markdown(self) -> str:

@@ -447,11 +447,9 @@ def _released_once(
     """
     from forethought.rounds.preparation import prepare
 
-    kept = folder / PREPARED
-
     def text() -> str:
-        if options["resume"] and kept.is_file():
-            return kept.read_text("utf-8")
+        if options["resume"] and (kept := RunFolder(folder).prepared()):
+            return kept
         return prepare(asked.plan, data, seeds=Seeds(None, options["noise_seed"])).to_json() + "\n"
 
     made, files = present_team().first(text), options["files"]

@@ -492,6 +492,17 @@ class PaidRun:
         """The number of first rounds that may have been released, by this process or before it."""
         return max(self._noted, self._before)
 
+    @property
+    def known(self) -> int:
+        """The number of first rounds that were released for sure, by any copy of the run."""
+        # Each of these was written after the record had the round.
+        counts = (
+            entry.values.get("begun" if entry.kind == "mark" else "rounds", 0)
+            for entry in self.book.entries()
+            if entry.kind in ("mark", "settle") and entry.values["reservation"] == self.number
+        )
+        return max(counts, default=0)
+
     def recorded(self, rounds: int) -> None:
         """Go on from the run's own record, in which earlier processes released so many rounds.
 
@@ -502,15 +513,7 @@ class PaidRun:
             BookError: more rounds were released for sure, so the record was set back.
         """
         self._recorded, self._noted = True, rounds
-        if rounds >= self._before:
-            return
-        # Each of these was written after the record had the round.
-        counts = (
-            entry.values.get("begun" if entry.kind == "mark" else "rounds", 0)
-            for entry in self.book.entries()
-            if entry.kind in ("mark", "settle") and entry.values["reservation"] == self.number
-        )
-        if (known := max(counts, default=0)) > rounds:
+        if rounds < self._before and (known := self.known) > rounds:
             raise BookError(
                 f"by the book {known} rounds of reservation {self.number} were released, by this "
                 f"folder {rounds}: the folder was set back. Nothing more is released: restore its "
@@ -669,6 +672,8 @@ class SeriesPart:
     def begun(self) -> int:
         """See :attr:`Paid.begun`."""
         return max(0, self._series.begun - self._first)
+
+    known = begun  # no other process goes on with a series
 
     @contextlib.contextmanager
     def paid(

@@ -36,6 +36,7 @@ from forethought.accounting.interval import at_most
 from forethought.accounting.statement import OF_RUN, Statement, StatementError, content_hash
 from forethought.gradients.boundary import of_user, shards_of
 from forethought.gradients.sharded import load_whole
+from forethought.rounds.preparation import Prepared
 from forethought.rounds.randomness import SECRET_BYTES, Secrets, Seeds
 from forethought.rounds.records import Records, content
 from forethought.training.metrics import (
@@ -52,7 +53,7 @@ from forethought.values.caveats import Caveat
 from forethought.values.checks import RunFolderExistsError
 from forethought.values.mechanism import Mechanism
 from forethought.values.plan import TRANSCRIPT, Plan, Transcript
-from forethought.values.serialisation import digest, replaced, sync_folder
+from forethought.values.serialisation import digest, parse, replaced, sync_folder
 
 if TYPE_CHECKING:
     from forethought.training.shapes import Shapes
@@ -724,6 +725,15 @@ _TOLD = (STATEMENT, STATEMENT_TEXT, *PAGES, ENVELOPE, *_AUDITS)
 WRITTEN = (PLAN, MODEL, *_OF_RESULTS, RECORD, PAID, *_TOLD)
 
 
+@contextlib.contextmanager
+def _undamaged(path: Path) -> Iterator[None]:
+    """A context that names a file of a run if its content cannot be read."""
+    try:
+        yield
+    except (ValueError, TypeError, LookupError, AttributeError, csv.Error) as error:
+        raise CheckpointError(f"{path} is damaged ({error}): restore it from a copy") from error
+
+
 def _half_written(path: Path) -> bool:
     return path.name.startswith(".") and path.name.endswith(".part") and path.is_file()
 
@@ -779,6 +789,8 @@ class RunFolder:
         Raises:
             RunFolderExistsError: the message says what to do instead.
         """
+        if any("\ud800" <= letter <= "\udfff" for letter in str(self.path)):
+            raise ValueError(f"{self.path}: the name of a run folder must be UTF-8")
         if self.path.exists() and not self.path.is_dir():
             raise RunFolderExistsError(f"{self.path} is a file; a run needs a folder")
         if self.path.is_dir() and not self._untouched and not overwrite:
@@ -823,7 +835,8 @@ class RunFolder:
         # Only files that runs write: the folder may hold a person's own files too, such as the
         # job. Secrets go first.
         self.erase_phases()
-        self.erase_secrets()
+        if any(self.checkpoint.glob("*")):  # the run that begins may need an empty one to go on
+            self.erase_secrets()
         # Only jobs write cards: beside a run from Python it is somebody's own file.
         of_job = (PREPARED, CARD) if (self.path / "job.toml").is_file() else ()
         for path in (self.path / name for name in (*WRITTEN, *of_job)):
@@ -917,12 +930,22 @@ class RunFolder:
         path = self.path / TRANSCRIPT
         if not path.is_file():
             return None
-        try:
+        with _undamaged(path):
             return Transcript.from_json(path.read_text(encoding="utf-8"))
-        except (ValueError, TypeError, LookupError) as error:
+
+    def prepared(self) -> str | None:
+        """The text of what the run released before training; None if it released nothing so far.
+
+        Raises:
+            CheckpointError: the file is gone, so that it would be released again.
+        """
+        path = self.path / PREPARED
+        if not path.is_file() and (self.finished or self.has_checkpoint):
             raise CheckpointError(
-                f"{path} holds no transcript that this version can read: {error}"
-            ) from error
+                f"{path} is gone: what it holds would be released again, in no ε. Restore it from "
+                "a copy, or start a new run in another folder"
+            )
+        return Prepared.load(path).to_json() + "\n" if path.is_file() else None
 
     def load_model(self, model: torch.nn.Module) -> None:
         """Load the weights that :meth:`save_results` wrote into ``model``.
@@ -945,8 +968,9 @@ class RunFolder:
     def load_history(self) -> tuple[Metrics, ...]:
         """Read the history that :meth:`save_results` wrote."""
         public, private = self.path / METRICS, self.path / DIAGNOSTICS
-        more = private.read_text(encoding="utf-8") if private.is_file() else None
-        return tuple(from_csv(public.read_text(encoding="utf-8"), more))
+        with _undamaged(public):
+            more = private.read_text(encoding="utf-8") if private.is_file() else None
+            return tuple(from_csv(public.read_text(encoding="utf-8"), more))
 
     def erase_phases(self) -> None:
         """Delete the folders of a run's phases, the keys in them first."""
@@ -1004,7 +1028,7 @@ class Checkpointer:
         self, folder: RunFolder, plan: Plan, keys: RunSecrets, fixed: Mapping[str, Any]
     ) -> None:
         self.folder, self._plan, self._keys = folder, plan, keys
-        self._fixed: dict[str, Any] = {"context": "", **fixed}
+        self._fixed: dict[str, Any] = {"context": "", "plan": plan.to_dict(), **fixed}
         self._due = 0.0
         self._released: ReleasedRounds | None = None
 
@@ -1035,8 +1059,11 @@ class Checkpointer:
         """
         return bytes.fromhex(self._fixed["context"])
 
-    def resume(self, saved: Checkpoint) -> None:
+    def resume(self, saved: Checkpoint, known: int = 0) -> None:
         """Continue from a checkpoint of the same run; warn of changes that :func:`watched` finds.
+
+        Args:
+            known: number of rounds that its ledger knows were released, maybe by another copy.
 
         Raises:
             CheckpointError: the checkpoint is of another run, or rounds would be repeated where
@@ -1044,10 +1071,13 @@ class Checkpointer:
         """
         require_same(saved.values["identity"], self._fixed["identity"])
         ReleasedRounds.require(self.folder.checkpoint, saved.values.get("released", _NOTHING))
-        if max(ReleasedRounds.peek(self.folder.checkpoint), default=-1) >= saved.round:
+        listed = max(ReleasedRounds.peek(self.folder.checkpoint), default=-1) + 1
+        if max(listed, known) > saved.round:
             require_same_environment(saved.values["environment"], self._fixed["environment"])
         context, before = saved.values["context"], saved.values["watched"]
         now = self._fixed["watched"]
+        if known > listed:  # by another copy of the folder, whose sums this one cannot count
+            require_same(before, now)
         if changed := {*_differing(before, now), *(now.keys() - before.keys())}:
             context = digest(self._fixed["watched"]).rpartition(":")[2]
             warnings.warn(
@@ -1104,15 +1134,10 @@ def continued(folder: RunFolder, plan: Plan) -> tuple[Checkpoint, RunSecrets] | 
         raise CheckpointError(f"there is no run to resume in {folder.path}")
     path = folder.path / PLAN
     saved = Checkpoint.read(folder.checkpoint) if folder.has_checkpoint else None
-    if saved is not None and "plan" in saved.values:
-        # A run in phases: its end may replace plan.json by the plan of the rounds that were run.
-        stored: Plan | None = Plan.from_dict(saved.values["plan"])
-    else:
-        stored = Plan.load(path) if path.is_file() else None
-    if stored not in (None, plan):
+    if path.is_file() and _began_with({} if saved is None else saved.values, path) != plan:
         raise CheckpointError(
-            "cannot resume: the plan changed since the run began; the plan is that of "
-            f"{path}. Leave plan out, or start a new run in another folder"
+            "cannot resume: the plan changed since the run began. Go on with the plan that it "
+            f"wrote to {path}, or start a new run in another folder"
         )
     released = ReleasedRounds.peek(folder.checkpoint)
     if saved is None:
@@ -1124,9 +1149,14 @@ def continued(folder: RunFolder, plan: Plan) -> tuple[Checkpoint, RunSecrets] | 
                 "one released adds to it"
             )
         return None
-    if stored is None:
+    if not path.is_file():
         raise CheckpointError(f"cannot resume: {path} is gone, and it is the plan")
     return saved, RunSecrets.read(folder.checkpoint)
+
+
+def _began_with(values: Mapping[str, Any], path: Path) -> Plan:
+    """The plan that a run began with, which a checkpoint keeps too: plan.json may have changed."""
+    return Plan.from_dict(values["plan"]) if "plan" in values else Plan.load(path)
 
 
 def threads_of(folder: RunFolder) -> int | None:
@@ -1247,7 +1277,7 @@ class RunSummary:
         path = folder / METRICS
         if not path.is_file():
             raise ValueError(f"{folder} is not complete: its metrics.csv is gone")
-        with path.open(encoding="utf-8", newline="") as file:
+        with _undamaged(path), path.open(encoding="utf-8", newline="") as file:
             metrics = tuple(csv.DictReader(file))
         plan, statement = Plan.load(folder / PLAN), Statement.load(folder / STATEMENT)
         figures = tuple(sorted((folder / FIGURES).glob("*.png")))
@@ -1261,8 +1291,9 @@ class RunSummary:
         if measured and (folder / CARD).is_file():  # a folder that is handed on may lack it
             from forethought.data.columns import Encoder
 
-            card = json.loads((folder / CARD).read_text(encoding="utf-8"))
-            too_wide = Encoder.from_dict(card["encoder"]).too_wide()
+            with _undamaged(folder / CARD):
+                card = parse((folder / CARD).read_text(encoding="utf-8"))
+                too_wide = Encoder.from_dict(card["encoder"]).too_wide()
         return cls(folder, plan, statement, metrics, figures, results, shapes, too_wide)
 
     def to_dict(self) -> dict[str, Any]:
@@ -1304,19 +1335,16 @@ class UnfinishedRun:
             ValueError: the folder holds no interrupted run, or a damaged one.
         """
         run = RunFolder(folder)
-        if not run.has_checkpoint or not (folder / "plan.json").is_file():
-            raise ValueError(
-                f"{folder} holds no run: there is no statement.json or plan.json in it"
-            )
-        plan, saved = Plan.load(folder / "plan.json"), Checkpoint.read(run.checkpoint).values
-        phases = saved.get("phases")
+        if not run.has_checkpoint or not (folder / PLAN).is_file():
+            raise ValueError(f"{folder} holds no run: it has no statement.json or plan.json")
+        saved = Checkpoint.read(run.checkpoint).values
+        plan, phases = _began_with(saved, folder / PLAN), saved.get("phases")
         times, spent = ReleasedRounds.peek(run.checkpoint), None
         if phases is None:
             history = saved["history"]
             released = max(times, default=-1) + 1
             done = _released(plan, times, released) if released else None
-            group = plan.records_per_person
-            spent = 0.0 if done is None else epsilon(done, plan.delta, group).upper
+            spent = epsilon(done, plan.delta, plan.records_per_person).upper if done else 0.0
         else:
             history = [row for phase in phases for row in phase["history"]]
             ended = (phase for phase in phases if phase["accuracy"] is not None)

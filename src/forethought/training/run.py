@@ -655,11 +655,10 @@ def _centred(task: Task) -> Task:
         if begun is not None:
             require_prepared(task.plan, begun)  # raises: the means of these were not released
         return replace(task, plan=uncentred(task.plan))
-    kept = None if folder is None or not task.resume else folder.path / PREPARED
 
     def text() -> str:
-        if kept is not None and kept.is_file():
-            return kept.read_text("utf-8")  # released once
+        if folder is not None and task.resume and (kept := folder.prepared()):
+            return kept  # released once
         if begun is not None and begun.whole:
             return begun.to_json() + "\n"
         seeds = Seeds(None, task.seeds.noise)
@@ -828,7 +827,7 @@ def _kept(
         if first is not None:
             checkpointer.begin(first, task.files, overwrite=task.overwrite or task.resume)
         elif saved is not None:
-            checkpointer.resume(saved)
+            checkpointer.resume(saved, task.paid.known - _before(task) if task.paid else 0)
         return checkpointer.context
 
     loop.private.context = team.first(begin)

@@ -1081,6 +1081,10 @@ class Paid(Protocol):
     def begun(self) -> int:
         """The number of rounds that may have been released so far."""
 
+    @property
+    def known(self) -> int:
+        """The number of rounds that were released for sure, by any copy of the run."""
+
     def ahead(self, rounds: int) -> None:
         """Record a round; called before round ``rounds`` reaches anything outside the process."""
 

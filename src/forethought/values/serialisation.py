@@ -12,6 +12,7 @@ import json
 import math
 import os
 import stat
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
@@ -89,8 +90,8 @@ def parse(text: str) -> Any:
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         values = dict(pairs)
         if len(values) != len(pairs):
-            names = [name for name, _ in pairs]
-            twice = sorted({name for name in names if names.count(name) > 1})
+            times = Counter(name for name, _ in pairs)
+            twice = sorted(name for name in times if times[name] > 1)
             raise ValueError(f"the JSON object names {', '.join(twice)} more than once")
         return values
 
@@ -119,8 +120,8 @@ def opened_outside(path: Path, most: int) -> Iterator[io.BufferedReader]:
             more than ``most`` bytes.
     """
     flags = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
-    if path.is_symlink():
-        raise ValueError(f"{path} is a link: only ordinary files are read")
+    if path.is_symlink() or path.is_dir():
+        raise ValueError(f"{path} is a link or a folder: only ordinary files are read")
     # Opening a pipe would block until somebody writes to it; O_NONBLOCK prevents that.
     with os.fdopen(os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0) | flags), "rb") as file:
         held = os.fstat(file.fileno())
@@ -321,8 +322,7 @@ class Stored:
         Raises:
             OSError: no such file. ValueError: the file holds no such value; the message names it.
         """
-        text = Path(path).read_text(encoding="utf-8")
         try:
-            return cls.from_json(text)
+            return cls.from_json(Path(path).read_text(encoding="utf-8"))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"{path} holds no {cls.CALLED}: {error}") from error
