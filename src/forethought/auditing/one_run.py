@@ -210,8 +210,7 @@ def _games(
 
     def value(outputs: Any, targets: Any) -> torch.Tensor:
         inner, own, planted = outputs
-        found: torch.Tensor = own * usual(inner, targets) + planted
-        return found
+        return own * usual(inner, targets) + planted
 
     seen: list[Array] = []
 

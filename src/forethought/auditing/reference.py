@@ -584,8 +584,7 @@ class _Look:
         values: Tensor = self._loss(outputs, targets)
         if values.numel() != 1:
             raise ReplayError("the loss gives several values for one record: it is not replayed")
-        total: Tensor = values.sum()
-        return total
+        return values.sum()
 
     def _of_a_person(self, model: Any, rows: Tensor, targets: Tensor) -> Tensor:
         """The mean loss over a person's rows, one by one, without the empty places."""

@@ -346,5 +346,4 @@ def problem_from_dict(values: Mapping[str, Any]) -> Problem:
     known = dict(values)
     kind = known.pop("kind", None)
     one_of("problem", kind, tuple(PROBLEMS))
-    found: Problem = build(PROBLEMS[kind], known)
-    return found
+    return build(PROBLEMS[kind], known)

@@ -303,10 +303,7 @@ def _halved(features: NDArray[np.float32]) -> NDArray[np.uint16]:
 
 
 def _widened(halves: NDArray[np.uint16]) -> NDArray[np.float32]:
-    wide: NDArray[np.float32] = (
-        torch.from_numpy(halves.view(np.int16)).view(torch.bfloat16).float().numpy()
-    )
-    return wide
+    return torch.from_numpy(halves.view(np.int16)).view(torch.bfloat16).float().numpy()
 
 
 def _path_of(images: NDArray[np.float32], extractor: Extractor) -> Path | None:

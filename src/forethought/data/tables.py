@@ -555,8 +555,7 @@ class _Reader:
         text = pl.all().str.replace_all("\x1b", "\x1b\x1b", literal=True)
         text = text.str.replace_all("\x1f", "\x1b_", literal=True)
         joined = texts.select(pl.concat_str(text, separator="\x1f").cast(pl.Binary))
-        found: list[bytes] = joined.to_series().to_list()
-        return found
+        return joined.to_series().to_list()
 
 
 def _inferred(path: Path, aside: Aside) -> _Reader:

@@ -495,7 +495,7 @@ class PrivateEstimator(_TakesSparseRows):
     def _validated(self, X: Any, y: Any, **options: Any) -> tuple[Any, Any]:
         if np.ma.is_masked(X) or np.ma.is_masked(y):
             raise ValueError("masked entries would be used: fill them, or drop those records")
-        return validate_data(self, X, y, accept_sparse="csr", **options)  # type: ignore[no-any-return]
+        return validate_data(self, X, y, accept_sparse="csr", **options)
 
     def __sklearn_clone__(self) -> Self:
         clone: Self = super().__sklearn_clone__()

@@ -252,8 +252,7 @@ class _PrivateLinearClassifier(ClassifierMixin, _PrivateLinear):
         """The label of each row, (n,)."""
         margins = self._margins(X)
         at = (margins > 0).astype(int) if margins.ndim == 1 else margins.argmax(axis=1)
-        found: NDArray[Any] = self.classes_[at]
-        return found
+        return self.classes_[at]
 
 
 class PrivateLogisticRegression(_PrivateLinearClassifier):
@@ -303,8 +302,7 @@ class PrivateLogisticRegression(_PrivateLinearClassifier):
         margins = self._margins(X)
         if margins.ndim == 1:
             return np.stack([expit(-margins), expit(margins)], axis=1)
-        found: NDArray[np.float64] = softmax(margins, axis=1)
-        return found
+        return softmax(margins, axis=1)
 
     def predict_log_proba(self, X: Any) -> NDArray[np.float64]:
         """Logarithm of the probability of each class, (n, classes)."""

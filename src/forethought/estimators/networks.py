@@ -125,8 +125,7 @@ def _outputs(module: torch.nn.Module, features: torch.Tensor) -> torch.Tensor:
 
 
 def _dense(X: Any) -> NDArray[Any]:
-    found: NDArray[Any] = X.toarray() if sparse.issparse(X) else X
-    return found
+    return X.toarray() if sparse.issparse(X) else X
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -183,14 +182,12 @@ class PrivateClassifier(ClassifierMixin, _PrivateNetwork):
 
     def predict_proba(self, X: Any) -> NDArray[np.float64]:
         """Probability of each class, (n, classes)."""
-        found: NDArray[np.float64] = torch.softmax(self._run_module(X), 1).numpy()
-        return found
+        return torch.softmax(self._run_module(X), 1).numpy()
 
     def predict(self, X: Any) -> NDArray[Any]:
         """The most likely class of each row, (n,)."""
         likeliest = self._run_module(X).argmax(1).numpy()
-        found: NDArray[Any] = self.classes_[likeliest]
-        return found
+        return self.classes_[likeliest]
 
 
 @dataclass(kw_only=True, eq=False, repr=False)

@@ -324,8 +324,7 @@ class Agreement(Stored):
 
     def plan(self, place: int) -> Plan:
         """A member's plan."""
-        found: Plan = self.plans[self.members[place].plan]
-        return found
+        return self.plans[self.members[place].plan]
 
     def require_members(self) -> None:
         """Refuse a name that two members have, or the place of a plan that does not exist.

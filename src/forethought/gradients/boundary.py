@@ -192,8 +192,7 @@ def every(value: Tensor, size: int) -> Tensor:
 
 def lane(whole: Tensor, dim: int, level: int) -> Tensor:
     """The lane tensor of a physical tensor with the examples along ``dim``."""
-    wrapped: Tensor = functorch._add_batch_dim(whole, dim, level)
-    return wrapped
+    return functorch._add_batch_dim(whole, dim, level)
 
 
 def hooks_in_force() -> bool:
@@ -390,8 +389,7 @@ def _replace_checkpoints() -> None:
     def ours(*given: Any, **named: Any) -> Iterator[None]:
         answers = _answers()
         if answers is None:
-            result: Iterator[None] = own(*given, **named)
-            return result
+            return own(*given, **named)
         bound = signature.bind(*given, **named)
         bound.apply_defaults()
         options = bound.arguments
@@ -400,8 +398,7 @@ def _replace_checkpoints() -> None:
 
         def with_again(again: Callable[[], None]) -> Iterator[None]:
             options["fn"] = again
-            parts: Iterator[None] = own(*bound.args, **bound.kwargs)
-            return parts
+            return own(*bound.args, **bound.kwargs)
 
         return answers.checkpoint(function, args, kwargs, with_again)
 

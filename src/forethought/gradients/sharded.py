@@ -131,8 +131,7 @@ class Shards:
 
     def full(self, name: str, own: Tensor) -> Tensor:
         """The whole tensor, from the shards of all processes, for a trained parameter ``name``."""
-        found: Tensor = boundary.cut_like(own, self._kept[name]).full_tensor()
-        return found
+        return boundary.cut_like(own, self._kept[name]).full_tensor()
 
     def own(self, whole: Tensor) -> Tensor:
         """The part of a whole tensor that is this process's shard."""

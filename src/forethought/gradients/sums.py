@@ -183,8 +183,7 @@ MANY, LEAST_PRODUCTS = 1 << 15, 1 << 22
 
 def _product(one: Tensor, other: Tensor, bias: Tensor | None) -> Tensor:
     """oneDNN's product of a matrix and a transposed one, plus the bias."""
-    found: Tensor = torch.ops.mkldnn._linear_pointwise(one, other, bias, "none", [], "")
-    return found
+    return torch.ops.mkldnn._linear_pointwise(one, other, bias, "none", [], "")
 
 
 def _onednn_is_faster() -> bool:
@@ -256,8 +255,7 @@ def fast_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     if bias is not None:
         # The operator reads n numbers in a row from where the bias begins, whatever its strides.
         bias = bias.contiguous()
-    found: Tensor = _Linear.apply(x, weight, bias)  # type: ignore[no-untyped-call]
-    return found
+    return _Linear.apply(x, weight, bias)  # type: ignore[no-untyped-call]
 
 
 def product_in_blocks(
@@ -1319,8 +1317,7 @@ class Convolved(BoundedTerm):
         window = (self.window.stride, self.window.padding, self.window.dilation)
         rest = False, [0] * dims, groups, (False, True, False)
         backward = torch.ops.aten.convolution_backward
-        result: Tensor = backward(gradient, image, weight, None, *window, *rest)[1]
-        return result
+        return backward(gradient, image, weight, None, *window, *rest)[1]
 
     def summed(self, factors: Tensor, length: int | None) -> Tensor:
         if self._written is not None:
@@ -1735,8 +1732,7 @@ class Measured:
         bad = ~torch.isfinite(self.norms.total)
         weighted = (factors * each).masked_fill(bad, 0.0).sum(1)
         # A margin for the rounding of this arithmetic.
-        found: list[float] = (weighted * (1 + 2.0**-20)).tolist()
-        return found
+        return (weighted * (1 + 2.0**-20)).tolist()
 
 
 def even(found: Sequence[Tensor]) -> Tensor:

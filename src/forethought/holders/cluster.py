@@ -144,8 +144,7 @@ class Actors:
         """Have the next process call a function."""
         self._next += 1
         chosen = self._actors[self._next % len(self._actors)]
-        found: Future[T] = chosen.call.remote(function, *values).future()
-        return found
+        return chosen.call.remote(function, *values).future()
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """End the processes."""

@@ -241,10 +241,7 @@ class AllRecords:
             self._records[int(own[0])].take(some - self.starts[own[0]])
             for own, some in zip(np.split(owner, cuts), np.split(indices, cuts), strict=True)
         ]
-        both: tuple[Any, Any] = torch.utils._pytree.tree_map(
-            lambda *leaves: torch.cat(leaves), *taken
-        )
-        return both
+        return torch.utils._pytree.tree_map(lambda *leaves: torch.cat(leaves), *taken)
 
 
 @dataclass(frozen=True)

@@ -619,8 +619,7 @@ class Launched:
             )
         first: list[Any] = [np.ascontiguousarray(own, np.float32)]
         distributed.broadcast_object_list(first, src=0)
-        found: Vector = first[0]
-        return found
+        return first[0]
 
 
 def mean(round: int, vector: Vector) -> Vector:

@@ -351,14 +351,12 @@ class SimulatedRun:
     @property
     def federation(self) -> Federation:
         """The federation that clients agreed on."""
-        found: Federation = self.agreed
-        return found
+        return self.agreed
 
     @property
     def gossip(self) -> Gossip:
         """The gossip that workers agreed on."""
-        found: Gossip = self.agreed
-        return found
+        return self.agreed
 
     def summary(self) -> dict[str, Any]:
         """The outcome as values for JSON: virtual seconds, and each holder's ε spent."""

@@ -247,8 +247,7 @@ class HoldersSection(_Section):
     @property
     def tables(self) -> tuple[MemberTable, ...]:
         """The tables of single members; empty where there are none."""
-        found: tuple[MemberTable, ...] = getattr(self, self.member)
-        return found
+        return getattr(self, self.member)
 
     @property
     def count(self) -> int | None:

@@ -176,8 +176,7 @@ def network_of(predictor: Predictor) -> ModelProto:
             "model.safetensors, and forethought.load applies it"
         ) from error
     assert program is not None  # None only where a file is written
-    found: ModelProto = program.model_proto
-    return found
+    return program.model_proto
 
 
 def whole_model(predictor: Predictor, network: ModelProto) -> ModelProto:

@@ -230,8 +230,7 @@ class _Connections:
         row = one(connection, ENTRIES, ENTRIES.c.number == 1)
         if row is None:
             raise book.BookError(f"{self.url} has no first entry: go back to a copy of it")
-        named: str | None = parse(row.content).get("key")
-        return named
+        return parse(row.content).get("key")
 
     @contextmanager
     def told(self) -> Iterator[None]:

@@ -775,8 +775,7 @@ class ProcessGroup(Team):
         distributed.broadcast_object_list(found, src=0)
         if found[1] is not None:
             raise found[1]
-        value: _Value = found[0]
-        return value
+        return found[0]
 
     def add_up(self, tensor: torch.Tensor) -> None:
         distributed.all_reduce(tensor)

@@ -88,10 +88,9 @@ class NamedRecords:
     def take(self, indices: Indices) -> tuple[Any, Any]:
         if not len(indices):
             return None, None
-        taken: tuple[Any, Any] = tree_map(
+        return tree_map(
             lambda part: picked(part, indices, self._device), (self.inputs, self.targets)
         )
-        return taken
 
     def digest(self, key: bytes) -> str:
         tensors, structure = tree_flatten((self.inputs, self.targets))
@@ -452,11 +451,10 @@ def require_size(
 def blank(records: Records, size: int = 2) -> tuple[Any, Any]:
     """At most ``size`` records of zeros in the form of the given ones, without their values."""
     count = min(size, len(records))
-    zeros: tuple[Any, Any] = tree_map(
+    return tree_map(
         lambda leaf: torch.zeros_like(leaf) if isinstance(leaf, torch.Tensor) else leaf,
         records.take(np.arange(count)),
     )
-    return zeros
 
 
 def as_records(

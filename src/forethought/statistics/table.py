@@ -87,10 +87,7 @@ class TableRows:
         entries = self._entries(name)
         absent = self.declared.get(name, _AS_IT_IS).absent(entries, self.decimal)
         self._require(name, absent.to_numpy(), missing)
-        found: NDArray[np.object_] = (
-            written(distinct(self.where, entries)).set(absent, "").to_numpy()
-        )
-        return found
+        return written(distinct(self.where, entries)).set(absent, "").to_numpy()
 
     def of_persons(self, column: str, most: int) -> TableRows:
         """At most ``most`` rows of each person, chosen by a keyed hash as for training.

@@ -662,8 +662,7 @@ def share_alone(model: nn.Module, loss: Loss, records: Records) -> float | None:
     form = records.take(np.zeros(1, dtype=np.int64))[0]
 
     def one(row: Tensor) -> Tensor:
-        found: Tensor = model(row.unsqueeze(0)).squeeze(0)
-        return found
+        return model(row.unsqueeze(0)).squeeze(0)
 
     def answers(inputs: Any) -> Any:
         with undisturbed(model, loss), torch.no_grad():
@@ -902,8 +901,7 @@ def outputs_of(model: torch.nn.Module, inputs: Any) -> NDArray[np.float32]:
     rows = torch.as_tensor(inputs)
     with evaluating(model), torch.no_grad():
         found = [model(some.to(like)).float().cpu() for some in torch.split(rows, _ROWS)]
-    outputs: NDArray[np.float32] = torch.cat(found).numpy()
-    return outputs
+    return torch.cat(found).numpy()
 
 
 @contextmanager

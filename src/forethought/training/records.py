@@ -510,8 +510,7 @@ class PerPerson(nn.Module):
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """Outputs (B, …) of rows (B, …), or (P, rows, …) of persons (P, rows, …)."""
         if tuple(inputs.shape[1:]) == self.shape:
-            outputs: torch.Tensor = self.model(inputs)
-            return outputs
+            return self.model(inputs)
         flat: torch.Tensor = self.model(inputs.flatten(0, 1))
         return flat.view(*inputs.shape[:2], *flat.shape[1:])
 

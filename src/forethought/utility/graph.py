@@ -147,8 +147,7 @@ class UtilityGraph(Stored):
     @property
     def mean(self) -> NDArray[np.float64]:
         """Mean of :attr:`fraction` over the draws, (norms, sigmas)."""
-        means: NDArray[np.float64] = self.fraction.mean(axis=-1)
-        return means
+        return self.fraction.mean(axis=-1)
 
     @property
     def spread(self) -> NDArray[np.float64]:
@@ -285,5 +284,4 @@ def increasing(name: str, values: Sequence[float]) -> tuple[float, ...]:
 
 def _spread(values: NDArray[np.float64]) -> NDArray[np.float64]:
     own = min(1, values.shape[-1] - 1)  # a single draw has no spread
-    deviations: NDArray[np.float64] = values.std(axis=-1, ddof=own)
-    return deviations
+    return values.std(axis=-1, ddof=own)

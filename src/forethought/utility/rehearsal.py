@@ -241,7 +241,7 @@ def _data_set(made: Any) -> Dataset:
             "data must be a forethought.data.Dataset or a function from a seed to one, not "
             f"{type(made).__name__}"
         )
-    return made  # type: ignore[no-any-return]
+    return made
 
 
 def mixed(seed: int, repeat: int) -> int:

@@ -245,7 +245,7 @@ def imported(what: str, name: str) -> Callable[..., Any]:
         raise ValueError(
             f"{what} {name!r}: {module_name} has no function {function!r}.{meant(function, public)}"
         )
-    return found  # type: ignore[no-any-return]
+    return found
 
 
 @contextmanager

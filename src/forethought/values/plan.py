@@ -704,8 +704,7 @@ class Of(Generic[_Value]):
         self._read = attrgetter(path)
 
     def __get__(self, whole: object, _owner: type | None = None) -> _Value:
-        found: _Value = self._read(whole)
-        return found
+        return self._read(whole)
 
 
 class Parts(TypedDict, total=False):
