@@ -49,8 +49,13 @@ EDITS = {
 }
 
 
+# The audit's self-test, which CI runs, plants faults of the same kinds in this process.
+SHOWN = ("clipping by a tenth", "sampling")
+OTHERS = [pytest.param(name, marks=pytest.mark.repeated) for name in EDITS if name not in SHOWN]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", EDITS)
+@pytest.mark.parametrize("name", [*SHOWN, *OTHERS])
 def test_an_edited_copy_fails_its_audit(name: str, tmp_path: Path) -> None:
     file, old, new, sentence = EDITS[name]
     copy = tmp_path / "copy" / "forethought"
