@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -93,6 +94,13 @@ def noise_by_round(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(BoundNoise, "bind", lambda _, about, _sum: about[31::-1])
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """Leave out what begins when the time of .ci/run is over; the summary says how much it was."""
+    if time.time() > float(os.environ.get("CI_END", "inf")):
+        pytest.skip("the time of .ci/run is over")
+
+
 SLOW = pytest.StashKey[int]()
 LEFT_OUT = "slow tests left out"
 
@@ -118,3 +126,5 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
         terminalreporter.write_line(f"{count} slow tests were left out: `make test-all` runs them")
     if failed := os.environ.get("FAILED_BEFORE"):
         terminalreporter.write_line(f"steps of .ci/run that failed before these tests: {failed}")
+    if left := os.environ.get("LEFT_BEFORE"):
+        terminalreporter.write_line(f"steps of .ci/run for which there was no time: {left}")
