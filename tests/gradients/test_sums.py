@@ -150,7 +150,7 @@ TERMS: dict[str, Callable[[int], Term]] = {
         some(s, B, 12, 3, 3), some(s + 1, B, 12, 1, 1), window(padding=0), 2
     ),
     "convolution, ghost of one position": lambda s: Convolved(
-        some(s, B, 48, 3, 3), some(s + 1, B, 40, 1, 1), window(padding=0)
+        some(s, B, 20, 3, 3), some(s + 1, B, 16, 1, 1), window(padding=0)
     ),
     "convolution, several": lambda s: Convolved(
         some(s, 2 * B, 2, 4, 4), some(s + 1, 2 * B, 3, 4, 4), window(), 1, 2
