@@ -251,6 +251,7 @@ def reached(*_: Any) -> Any:
         ('["A", "B"]', '["B", "A"]'),
         ("[0, 110]", "[0, 120]"),
         ('age = [0, 110]\nward = ["A", "B"]', 'ward = ["A", "B"]\nage = [0, 110]'),
+        ("batch = 5", "batch = 5\nclass_weights = [1, 3]"),
     ],
 )
 @pytest.mark.parametrize("kind", ["federation", "gossip"])

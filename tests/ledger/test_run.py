@@ -258,6 +258,10 @@ def test_an_older_copy_of_a_run_repeats_its_rounds_only_as_they_were(
         elsewhere.setenv("MKL_CBWR", "another machine")
         with pytest.raises(folders.CheckpointError, match="instruction set changed"):
             train(model(), records(), planned(), ledger=ledger, out=copy, resume=True)
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr(np, "__version__", "1.0")
+        with pytest.raises(folders.CheckpointError, match="numpy"):
+            train(model(), records(), planned(), ledger=ledger, out=copy, resume=True)
     with pytest.raises(folders.CheckpointError, match="micro_batch was None"):
         options: dict[str, Any] = {"ledger": ledger, "out": copy, "resume": True}
         train(model(), records(), planned(), micro_batch=7, **options)

@@ -465,6 +465,16 @@ def opened(**options: Any) -> tuple[nn.Module, Any, Any]:
     return model, loader, optimizer
 
 
+def second_loss(model: nn.Module, loader: Any, optimizer: Any) -> None:
+    """One whole round, and the loss of the next one."""
+    batches = iter(loader)
+    for number in range(2):
+        inputs, targets = next(batches)
+        criterion(model(inputs), targets).backward()
+        if number == 0:
+            optimizer.step()
+
+
 def test_a_step_needs_a_batch_and_one_loss() -> None:
     model, loader, optimizer = opened()
     with pytest.raises(RoundError, match="without a batch"):
@@ -568,12 +578,7 @@ def frozen(model: Any) -> None:
 def test_other_weights_than_at_first_need_a_run_of_their_own(change: Callable[[Any], None]) -> None:
     model, loader, optimizer = opened()
     optimizer.register_step_post_hook(lambda *_: change(model))
-    batches = iter(loader)
-    for number in range(2):
-        inputs, targets = next(batches)
-        criterion(model(inputs), targets).backward()
-        if number == 0:
-            optimizer.step()
+    second_loss(model, loader, optimizer)
     with pytest.raises(ValueError, match="plan of its"):
         optimizer.step()
     assert len(optimizer.finish().transcript) == 1
@@ -853,12 +858,7 @@ def test_a_model_that_was_changed_is_refused(change: str) -> None:
     loader, optimizer = ft.private(
         model, torch.optim.SGD(model.parameters(), 0.1), data(), plan(), seed=1
     )
-    batches = iter(loader)
-    for number in range(2):
-        inputs, targets = next(batches)
-        criterion(model(inputs), targets).backward()
-        if number == 0:
-            optimizer.step()
+    second_loss(model, loader, optimizer)
     if change == "weights":
         with torch.no_grad():
             model[0].weight[0, 0] += 1e-6
@@ -989,12 +989,7 @@ def test_raw_gradients_are_not_carried_past_a_round(carry: Callable[..., None]) 
     model = Keeping()
     sgd = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
     loader, optimizer = ft.private(model, sgd, data(), plan(), seed=1)
-    batches = iter(loader)
-    for number in range(2):
-        inputs, targets = next(batches)
-        criterion(model(inputs), targets).backward()
-        if number == 0:
-            optimizer.step()
+    second_loss(model, loader, optimizer)
     carry(model, optimizer)
     with pytest.raises(RoundError, match="changed since the"):
         optimizer.step()
@@ -1185,12 +1180,7 @@ def test_a_round_that_fails_ends_the_run_and_what_was_released_is_stated(
         raise KeyboardInterrupt
 
     model, loader, optimizer = opened()
-    batches = iter(loader)
-    for number in range(2):
-        inputs, targets = next(batches)
-        criterion(model(inputs), targets).backward()
-        if number == 0:
-            optimizer.step()
+    second_loss(model, loader, optimizer)
     at = ("forethought.rounds.private_sum.PrivateSum.add", "torch.optim.SGD.step")
     with monkeypatch.context() as patched:
         patched.setattr(at[where == "after it"], interrupted)

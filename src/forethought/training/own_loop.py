@@ -228,9 +228,7 @@ class _Rounds:
         self._left = self._standing()
         # A mark has the full shape of a weight, so that sharded weights get none.
         self._watched = [*parameters.values()] if shards is None else []
-        self._told = list[str]()
-        # By weak references: a gradient that the loop drops must not be kept through a round.
-        self._released = weakref.WeakValueDictionary[int, torch.Tensor]()
+        self._told, self._released = list[str](), dict[nn.Parameter, torch.Tensor | None]()
         self._gate = Gate(model)
         self._weights = dict(model.named_parameters())  # the frozen ones too
 
@@ -262,7 +260,7 @@ class _Rounds:
                 "first; to compute a large batch in pieces give micro_batch="
             )
         for parameter in self._watched:
-            if id(parameter.grad) not in self._released:
+            if parameter.grad is not self._released.get(parameter):
                 _require_none(parameter.grad)
             mark = parameter.detach().new_zeros(()).expand_as(parameter).as_subclass(_NotYet)
             mark.told, parameter.grad = self._told, mark
@@ -415,8 +413,8 @@ class _Rounds:
         size = self._step_size(self.done) if self.planned else None
         self._versions = {name: p._version for name, p in self.descent.parameters.items()}
         self.descent.step(noised, size)
-        released = [one.grad for one in self._watched if one.grad is not None]
-        self._released = weakref.WeakValueDictionary(zip(map(id, released), released, strict=True))
+        # Parts of the vector that the descent keeps for the next round.
+        self._released = {parameter: parameter.grad for parameter in self._watched}
         self.average.update(self.done + 1)
         self.closed = ""
 

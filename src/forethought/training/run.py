@@ -864,7 +864,6 @@ def _rounds(loop: Loop, checkpointer: Checkpointer | None, task: Task) -> None:
                         checkpointer.write(state)
             if stop:
                 raise Interrupted(path_of(task.folder), done)
-    UNENDED.discard(task.model)
 
 
 def event(done: int, rounds: int, history: Sequence[Metrics]) -> Event:
