@@ -52,6 +52,9 @@ class Cell:
         data, model: by name. epsilon: of every client, at δ = 1e-5; infinite for FedAvg.
         local_epochs: E; R = 20/E. clients: k, each holding 10 % drawn at random; 1: all records.
         settings: ``"paper"``, ``"planned"``, or ``"fedavg"``, the paper's without noise and clip.
+            Further words change one thing: ``batch=500``; ``shorter=3``, a third of the step size;
+            ``flat``, clipping at 1 in place of normalisation; ``told``, a planner that knows the
+            norm of the features.
     """
 
     data: str
@@ -120,9 +123,12 @@ def _of_cifar(channels: int, *, relu: bool) -> nn.Sequential:
     return nn.Sequential(*layers, nn.Linear(hidden, 10))
 
 
-def plan_of(cell: Cell, records: int, parameters: int) -> ft.Plan:
-    """What every client does."""
-    if cell.settings == "fedavg":
+def plan_of(
+    cell: Cell, records: int, parameters: int, feature_norm: float | None = None
+) -> ft.Plan:
+    """What every client does; ``feature_norm`` is of the data's features."""
+    kind, *changes = cell.settings.split()
+    if kind == "fedavg":
         rounds = EPOCHS * (records // PAPER_BATCH)
         drawn = ft.Poisson(PAPER_BATCH / records)
         return ft.Plan(
@@ -134,35 +140,38 @@ def plan_of(cell: Cell, records: int, parameters: int) -> ft.Plan:
             averaging=ft.Averaging("none"),
         )
     budget = ft.Budget(cell.epsilon, DELTA)
-    if cell.settings == "paper":
+    given = dict(change.split("=") for change in changes if "=" in change)
+    if kind == "paper":
+        batch = int(given.get("batch", PAPER_BATCH))
         return ft.plan(
             examples=records,
             budget=budget,
-            batch=PAPER_BATCH,
-            rounds=EPOCHS * (records // PAPER_BATCH),
+            batch=batch,
+            rounds=EPOCHS * (records // batch),
             clip_norm=1.0,
             learning_rate=0.3,
             options={"momentum": 0.5},
             averaging=ft.Averaging("none"),
             parameters=parameters,
         )
+    known = {"parameters": parameters}
+    if "told" in changes:
+        known["feature_norm"] = feature_norm
     # K clients' sums have the signal of K·n records and √K times one client's noise: as n·√K.
     lead = ft.plan(
-        examples=round(records * math.sqrt(cell.clients)),
-        budget=budget,
-        epochs=EPOCHS,
-        parameters=parameters,
+        examples=round(records * math.sqrt(cell.clients)), budget=budget, epochs=EPOCHS, **known
     )
     an_epoch = max(1, round(lead.examples / lead.batch))
-    return ft.plan(
+    found = ft.plan(
         examples=records,
         budget=budget,
         batch=max(1, round(records / an_epoch)),
         rounds=EPOCHS * an_epoch,
-        learning_rate=lead.optimizer.learning_rate,
+        learning_rate=lead.optimizer.learning_rate / float(given.get("shorter", 1)),
         options=dict(lead.optimizer.options),
-        parameters=parameters,
+        **known,
     )
+    return found.with_(clip=ft.Clip(1.0) if "flat" in changes else lead.clip)
 
 
 class Chosen:
@@ -194,7 +203,7 @@ def run(cell: Cell, data: Dataset, seed: int) -> Outcome:
     parts = shares(data.train.targets, cell.clients, how, generator)
     shape = tuple(data.train.inputs.shape[1:])
     shared = SharedModel(network(cell.model, shape, seed))
-    plan = plan_of(cell, len(parts[0]), shared.layout.size)
+    plan = plan_of(cell, len(parts[0]), shared.layout.size, data.feature_norm)
     local = cell.local_epochs * plan.rounds // EPOCHS
     federation = Federation(
         members=tuple(Member(f"client {client}") for client in range(cell.clients)),
