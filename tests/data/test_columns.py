@@ -273,6 +273,12 @@ def test_a_logarithm_spreads_what_lies_at_one_end():
     assert column("x", amount.to_value()) == amount
 
 
+@pytest.mark.filterwarnings("error")
+def test_numbers_whose_sum_is_none_are_encoded_without_a_warning():
+    found, outside = encoded([0, 1], ["1e308", "1e308", "-1e308", "-1e308"])
+    assert found[:, 0].tolist() == [1, 1, -1, -1] and outside.clipped == {"x": 4}
+
+
 def test_a_long_entry_is_shown_by_its_start():
     for value in (["A"], "date", [0, 1]):
         with pytest.raises(DataError) as refused:

@@ -296,6 +296,10 @@ def test_a_regression_is_scaled_by_its_declared_range(tmp_path):
     data = load(f"csv:{tmp_path / 't.csv'}", label="y", task="regression", schema=schema)
     assert np.allclose(data.train.targets, data.train.inputs[:, 0])
     assert np.allclose(data.encoder.restored(np.array([-1.0, 0, 1])), [0, 195, 390])
+    with (tmp_path / "t.csv").open("a") as file:
+        file.write("7,NA\n")
+    with pytest.raises(DataError, match="missing_label"):
+        load(f"csv:{tmp_path / 't.csv'}", label="y", task="regression", schema=schema)
 
 
 def test_measured_columns_reach_the_statement(tmp_path):

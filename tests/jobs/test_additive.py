@@ -17,6 +17,7 @@ from forethought.cli import app
 from forethought.jobs.job import Job, JobError, from_file
 from forethought.jobs.load import load_job
 from forethought.jobs.onnx_export import write_onnx
+from forethought.training.metrics import Decisions
 from forethought.training.shapes import Shapes
 
 COLUMNS = """
@@ -62,7 +63,10 @@ def run(*arguments: object) -> str:
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("additive")
     model = '[model]\nname = "additive"\npieces = 6\npairs = true\n'
-    run("train", job(folder, model), "--out", folder / "run", "--quiet")
+    path = job(folder, model + "[predict]\nprevalence = [0.8, 0.2]\n")
+    known = "[data]\nprevalence = [0.5, 0.5]"
+    path.write_text(path.read_text().replace("[data]", known, 1))
+    run("train", path, "--out", folder / "run", "--quiet")
     return folder
 
 
@@ -87,7 +91,11 @@ def test_reasons_beside_predictions_are_the_answer(trained: Path) -> None:
     ]
     odds = np.log(found["probability_yes"].to_numpy() / found["probability_no"].to_numpy())
     assert np.allclose(reasons.to_numpy().sum(1), odds, atol=1e-3)
-    assert ft.load(trained / "run").why(trained / "died.csv").width == 5
+    predictor = ft.load(trained / "run")
+    assert predictor.why(trained / "died.csv").width == 5
+    assert predictor.why(pl.read_csv(trained / "died.csv").head(0)).shape == (0, 5)
+    (start,) = Shapes.load(trained / "run" / "shapes.json").intercept
+    assert start == pytest.approx(reasons["why_intercept"][0])
 
 
 def test_its_file_answers_alike(trained: Path) -> None:
@@ -154,6 +162,13 @@ def test_of_several_classes_the_one_that_is_explained_is_named(tmp_path: Path) -
     reasons = predictor.why(rows)
     assert reasons.columns == ["class", "intercept", "died", "age", "sodium"]
     assert reasons["class"].to_list() == predictor.predict(rows).tolist()
+    # Declared shares and costs make another answer than the outputs alone.
+    rule = Decisions((2.0, -1.0, -1.0), (1.0, 1.0, 900.0))
+    moved = replace(predictor, card=replace(predictor.card, decisions=rule))
+    other, log = moved.why(rows), np.log(moved.predict_proba(rows))
+    assert other["class"].to_list() == moved.predict(rows).tolist() == ["C"] * len(rows)
+    total = other.drop("class").to_numpy().sum(1)
+    assert np.allclose(total, log[:, 2] - log.mean(axis=1), atol=1e-4)
 
 
 def test_pairs_follow_from_public_numbers_and_are_written_down(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ from forethought.rounds.preparation import InputConstants
 COLUMNS = {
     "age": [0, 110],
     "bmi": {"range": [10, 80], "missing": "middle"},
-    "sodium": {"range": [100, 180], "log": True, "missing": "category", "codes": [-999]},
+    "sodium": {"range": [100, 180], "log": True, "missing": "category", "codes": [-999, -99.9]},
     "ward": {"categories": ["A", "B", "na"], "other": True},
     "sex": {"categories": ["f", "m"], "missing": "category"},
     "tumour": {"categories": ["x", "y"]},
@@ -66,6 +66,7 @@ ROWS: list[tuple[Any, ...]] = [
     (110.0, None, None, "C", "", "x", None),
     (33.3, 10.0, 99.0, "A1", "NA", "y", date(2025, 12, 31)),
     (0.0, 80.0, 180.0, "B", "?", "x", date(2015, 1, 1)),
+    (0.0, 20.0, float(np.float32(-99.9)), "B", "?", "x", date(2015, 1, 1)),
 ]
 REFUSED: list[tuple[Any, ...]] = [
     (None, 22.5, 140.0, "A", "f", "x", date(2020, 2, 29)),

@@ -8,7 +8,7 @@ import re
 import shutil
 import warnings
 from dataclasses import replace
-from datetime import timedelta
+from datetime import date, datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,9 @@ from forethought.data import DataError
 from forethought.data.tables import SuspiciousDataWarning
 from forethought.jobs.init import job_for
 from forethought.jobs.job import Job, JobError, from_file
+from forethought.jobs.load import load_job
 from forethought.jobs.predict import Predictor
+from forethought.jobs.public_proxy import rehearse_job
 from forethought.jobs.train import prepare
 from forethought.jobs.train import run as run_job
 
@@ -314,6 +316,29 @@ def test_a_table_in_memory_is_answered_as_its_file_is(tmp_path: Path) -> None:
         assert np.array_equal(predictor.predict_proba(records), wanted)
 
 
+def test_an_entry_in_memory_does_not_say_what_the_others_are(trained: Path) -> None:
+    predictor, day = ft.load(trained / "run"), date(2020, 1, 1)
+    own: dict[str, Any] = {"age": 60, "bmi": 25.5, "creatinine": 1.5, "platelets": 450_000}
+    own |= {"ward": "A", "admitted": day}
+    wanted = predictor.predict_proba([own])
+    early = datetime(2020, 1, 1, 0, 30, tzinfo=timezone(timedelta(hours=5)))
+    for name, other in (
+        ("age", True),
+        ("age", 1.5),
+        ("platelets", np.int8(1)),
+        ("admitted", datetime(2021, 1, 1, 23)),
+        ("admitted", early),
+    ):
+        both = predictor.predict_proba([{**own, name: other}, own])
+        assert np.allclose(both[1:], wanted, atol=1e-6)
+    for times in ([early], [early, datetime(2020, 1, 1, 23)]):
+        found = predictor.predict_proba([{**own, "admitted": one} for one in times])
+        assert np.allclose(found, wanted, atol=1e-6)
+    for other in (np.bool_(True), timedelta(1), day):
+        with pytest.raises(DataError, match="finite number"):
+            predictor.predict([{**own, "age": other}, own])
+
+
 def test_an_array_in_memory_is_answered_as_its_file_is(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -471,6 +496,8 @@ def test_declared_shares_and_costs_reach_predictions_and_results(tmp_path: Path)
         answers[name] = model.predict_proba(path)[:, 1], model.predict(path) == "yes"
         held = json.loads((tmp_path / name / "results.json").read_text())["figures"]
         assert ("mean cost" in held) == (name == "known")
+        # Held-out records have the shares of [data], whatever [predict] says of others.
+        assert name != "used" or held["accuracy"]["value"] > 0.93
         assert ("shares of the classes" in model.statement.to_json()) == (name != "plain")
     likely, said = answers["known"]
     # Clipping shortens what a rare class says; by declared shares most of that comes back.
@@ -522,6 +549,23 @@ def test_models_are_compared_before_anything_is_spent(
     assert "two models" in capsys.readouterr().err
     assert command("compare", str(job), "--models", "linear,frog") == 2
     assert "frog" in capsys.readouterr().err
+    # The job's own table is not public, under whatever name.
+    own = f"csv:{tmp_path / '..' / tmp_path.name / path.name}"
+    assert command("compare", str(job), "--repeats", "2", "--public-proxy", own) == 2
+    assert "own table" in capsys.readouterr().err
+
+
+def test_a_rehearsal_weighs_classes_as_the_run_does(tmp_path: Path) -> None:
+    path = rare(tmp_path / "rare.csv", 600)
+    public = f"csv:{shutil.copy(path, tmp_path / 'public.csv')}"
+    job = tmp_path / "job.toml"
+    found = {}
+    for weights in ("[1, 1]", "[1, 900]"):
+        weighed = f"[training]\nclip_norm = 900.0\nclass_weights = {weights}"
+        job.write_text(RARE.format(path=path, shares="", more=weighed).replace("= 3.0", "= 900.0"))
+        loaded = load_job(from_file(job))
+        found[weights] = rehearse_job(loaded, loaded.plan(), public, 2).predicted
+    assert found["[1, 1]"] > 0.9 > found["[1, 900]"]
 
 
 @pytest.mark.slow
@@ -539,7 +583,8 @@ def test_models_of_a_regression_are_compared_by_r_squared(
         "target_range = [-2, 2]\n[data.columns]\na = [-1, 1]\nb = [-1, 1]\n"
         "[budget]\nepsilon = 8\ndelta = 1e-5\n"
     )
-    models = ("--models", "linear,additive", "--public-proxy", f"csv:{path}", "--repeats", "2")
+    public = shutil.copy(path, tmp_path / "public.csv")
+    models = ("--models", "linear,additive", "--public-proxy", f"csv:{public}", "--repeats", "2")
     assert command("compare", str(job), *models, "--json") == 0
     found = json.loads(capsys.readouterr().out)
     assert found["chosen"] == "additive" and found["alike"] == ["additive"]

@@ -336,13 +336,15 @@ class Column(ABC):
         elif entries.dtype.is_float():
             absent = absent | entries.is_nan().fill_null(False)
         if self.codes:
-            # A float32 is near its code and not equal to it.
-            codes = pl.Series(self.codes, dtype=pl.Float64)
-            codes = codes.append(codes.cast(pl.Float32).cast(pl.Float64))
-            coded = _pointed(entries, decimal).is_in(codes.to_list())
+            coded = _pointed(entries, decimal).is_in(self._coded)
             # Text that is no number is no code; the encoding of the entry refuses it.
             absent = absent | coded.fill_null(False)
         return absent.fill_null(True)
+
+    @property
+    def _coded(self) -> list[float]:
+        """The codes as they are, and as float32, which is near its code and not equal to it."""
+        return [*self.codes, *np.asarray(self.codes, np.float32).tolist()]
 
     def _titles(self, name: str) -> tuple[str, ...]:
         """Names of the features, without that of a missing entry; by default the column's."""
@@ -385,7 +387,7 @@ class Column(ABC):
     def _of_number(self, graph: OnnxNodes, value: str, *features: str) -> Written:
         """Features of a number or a day in ONNX: 0 where it is missing, refused if infinite."""
         absent = graph.add("IsNaN", value)
-        for code in self.codes:
+        for code in self._coded:
             absent = graph.add("Or", absent, graph.add("Equal", value, graph.constant(code)))
         zero = graph.constant(0.0, np.float32)
         shown = (
@@ -560,12 +562,10 @@ class Number(Column):
             return None
         if entries.dtype != pl.String and not entries.dtype.is_numeric():
             return None
-        # One pass over a column of finite numbers; the general method handles all others.
+        # For a column of finite numbers; the general method handles all others.
         values = entries.cast(pl.Float64, strict=False)
-        if values.null_count():
-            return None
-        numbers = values.to_numpy()
-        return self._scaled(name, numbers, outside) if math.isfinite(numbers.sum()) else None
+        known = values.is_finite().fill_null(False).all()
+        return self._scaled(name, values.to_numpy(), outside) if known else None
 
     def _scaled(self, name: str, numbers: NDArray[np.float64], outside: Outside) -> Floats:
         inside = np.clip(numbers, self.low, self.high)
@@ -1266,7 +1266,7 @@ class Encoder(Stored):
         """
         label = self.label or ""
         entries = frame[label]
-        values = as_numbers(where, label, entries, entries.is_null(), self.form.decimal)
+        values = as_numbers(where, label, entries, Number().absent(entries), self.form.decimal)
         if np.isnan(values).any():
             row = int(np.isnan(values).argmax())
             raise DataError.unexpected(where, f"no label in example {row + 1}", LABEL_NEEDED)

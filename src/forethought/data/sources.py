@@ -235,10 +235,8 @@ def load_bundled(name: str, holdout: float | None) -> Dataset:
 
     if name == "digits":
         given, labels = datasets.load_digits(return_X_y=True)
-        inputs, note = (
-            (given / 16).reshape(-1, 1, 8, 8),
-            "pixels divided by 16, their largest value",
-        )
+        inputs = (given / 16).reshape(-1, 1, 8, 8)
+        note = "pixels divided by 16, their largest value"
         norm = usual_norm_of_pixels(inputs.shape)
     else:
         given, labels = datasets.load_breast_cancer(return_X_y=True)

@@ -309,12 +309,14 @@ class Loaded:
             )
         return tuple(1 / (len(shares) * share) for share in shares)
 
-    def decisions(self, plan: Plan | None = None) -> Decisions | None:
+    def decisions(self, plan: Plan | None = None, held_out: bool = False) -> Decisions | None:
         """The rule from outputs to probabilities and answers; None: softmax, the likeliest class.
 
         Args:
             plan: the plan of the training, whose clipping changes what the model learns; None: only
                 the declarations are used.
+            held_out: for held-out records, which have the shares of the training records, without
+                ``[predict] prevalence``.
 
         Raises:
             JobError: invalid shares or costs, or another number of them than classes.
@@ -331,7 +333,7 @@ class Loaded:
             flat = plan.clip.rule == "flat" and plan.clip.final is None
             clip = plan.clip.norm / math.hypot(before.becomes, 1.0) if flat else None
         answered = None if here is None else learnt(here, self.class_weights, clip)
-        found = Decisions.of(used or here, answered, costs)
+        found = Decisions.of(here if held_out else used or here, answered, costs)
         return None if found == Decisions() else found
 
     def _of_classes(self, section: str, name: str) -> tuple[float, ...] | None:
@@ -362,10 +364,9 @@ class Loaded:
         """
         data, _ = self.dataset, self.decisions()  # raises for invalid decisions
         task = "multilabel" if data.multilabel else "classification"
+        task = "regression" if data.classes is None else task
         try:
-            chosen_measures(
-                "regression" if data.classes is None else task, self.request.job.run.metrics
-            )
+            chosen_measures(task, self.request.job.run.metrics)
         except ValueError as error:
             raise JobError(f"[run] {error}") from None
 

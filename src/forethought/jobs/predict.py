@@ -106,9 +106,9 @@ class Predictor:
         """The contribution of each column to each answer, for a linear or an additive model.
 
         With two classes, the contribution to the log-odds of class 1. With more, to the score of
-        the likeliest class (named in ``class``) minus the mean score. For a regression, to the
-        value before it is clipped to its range. ``intercept`` is the answer where every column adds
-        its mean over the declared range, or 0 without a declaration. The sum of a row is its
+        the class that is the answer (named in ``class``) minus the mean score. For a regression, to
+        the value before it is clipped to its range. ``intercept`` is the answer where every column
+        adds its mean over the declared range, or 0 without a declaration. The sum of a row is its
         answer. ``pairs`` is the sum of all surfaces over two columns, if the model has any. Where
         the table has a column of such a name, ``_`` stands behind ours.
 
@@ -129,20 +129,18 @@ class Predictor:
                 "several labels are in report.html"
             )
         try:
-            model = addition_of(self._encoder(), self.model)
+            model = addition_of(self._encoder(), self.model, shift=self._decisions.shift)
         except ValueError as error:
             raise JobError(f"why is not known of the model {self.card.name!r}: {error}") from None
         columns, pairs = model.columns(inputs), model.pairs(inputs)
-        chosen = np.zeros(len(inputs), np.int64)
-        if len(model.intercept) > 1:
-            chosen = self.outputs(inputs).argmax(axis=1)
-        rows = np.arange(len(inputs))
+        rows, chosen = np.arange(len(inputs)), np.zeros(len(inputs), np.int64)
 
         def free(name: str) -> str:
             return free(f"{name}_") if name in model.names else name
 
         found: dict[str, Any] = {}
         if len(model.intercept) > 1:
+            chosen = self._decisions.chosen(self.outputs(inputs))
             found[free("class")] = np.array(self.classes)[chosen]
         found[free("intercept")] = model.intercept[chosen]
         found |= {name: columns[rows, at, chosen] for at, name in enumerate(model.names)}
@@ -352,7 +350,11 @@ def _series(values: Any) -> pl.Series:
         values = values.astype(f"{values.dtype.kind}8[us]")  # nanoseconds are listed as numbers
     entries = values.tolist() if hasattr(values, "tolist") else list(values)
     known = [None if _missing(entry) else entry for entry in entries]
-    if any(isinstance(entry, str) for entry in known):
+    # One entry must not say what another is: beside a number a day would be one, and beside a byte
+    # 300 would be missing. And a day is that of its own clock, not of one time zone for all.
+    kinds = {type(entry) for entry in known if entry is not None}
+    zones = {getattr(entry, "tzinfo", None) for entry in known} - {None}
+    if zones or (len(kinds) > 1 and not kinds <= {bool, int, float}):
         known = [None if entry is None else str(entry) for entry in known]
     return pl.Series(known, strict=False)
 

@@ -69,16 +69,16 @@ def rehearse_job(
 
     loaded.require_rows("a public proxy")
     private = loaded.dataset
-    shape = private.train.inputs.shape[1:]
     if plan.preparation is not None:  # a public table keeps its declared ranges
         plan = plan.remade(preparation=plan.preparation.unmeasured)
     return rehearse_plan(
         plan,
         lambda: loaded.request.job.build_model(private),
-        SyntheticSource(shape, private.classes, plan.examples)
+        SyntheticSource(private.shape, private.classes, plan.examples)
         if proxy in (None, SYNTHETIC)
         else _named(loaded, str(proxy), data_dir),
         repeats=repeats,
+        loss=loaded.loss,
         relation=relation,  # type: ignore[arg-type]  # rehearse refuses another
         progress=progress,
     )
@@ -114,8 +114,7 @@ def utility_of(
             )
         data, source = private, "private"
     elif proxy == SYNTHETIC:
-        shape = private.train.inputs.shape[1:]
-        data, source = like(shape, private.classes or 2, len(private.train)), "synthetic"
+        data, source = like(private.shape, private.classes or 2, len(private.train)), "synthetic"
     else:
         data, source = _named(loaded, proxy, data_dir), "public"
     test = data.test
@@ -148,11 +147,6 @@ class ComparedModel:
     plan: Plan
     noise_to_signal: float
     rehearsal: Rehearsal
-
-    @property
-    def noise(self) -> float:
-        """``noise_to_signal`` by its former name."""
-        return self.noise_to_signal
 
 
 @dataclass(frozen=True)
@@ -322,26 +316,30 @@ def _public_records(
     loaded: Loaded, proxy: str | None, records: int, repeat: int, data_dir: Path | None
 ) -> Dataset:
     private = loaded.dataset
-    shape = private.train.inputs.shape[1:]
+    shape = private.shape
     if proxy in (None, SYNTHETIC):
         return like(shape, private.classes or 2, records, seed=repeat)
     data = load(str(proxy), folder=data_dir, features=loaded.request.job.data.features)
-    found = data.train.inputs.shape[1:]
-    if found != shape or data.classes != private.classes or len(data.train) < records:
+    if data.shape != shape or data.classes != private.classes or len(data.train) < records:
         raise ValueError(
-            f"the public proxy {proxy!r} has {len(data.train):,} records of shape {tuple(found)} "
-            f"in {data.classes} classes; {records:,} of {tuple(shape)} in {private.classes} are "
+            f"the public proxy {proxy!r} has {len(data.train):,} records of shape {data.shape} "
+            f"in {data.classes} classes; {records:,} of {shape} in {private.classes} are "
             "needed: choose another, or 'synthetic'"
         )
     return data
 
 
 def _named(loaded: Loaded, name: str, data_dir: Path | None) -> Dataset:
-    job = loaded.request.job
-    data = job.data.model_copy(update={"source": name, "test": None})
-    found = job.model_copy(update={"data": data}).load_data(data_dir)
-    own = loaded.dataset.encoder
-    return found if own is None or own.basis is None else found.with_basis(own.basis)
+    job, encoder = loaded.request.job, loaded.dataset.encoder
+    public = job.with_("data", source=name, test=None)
+    own, other = job.table(data_dir), public.table(data_dir)
+    if own and other and own.path.samefile(other.path):
+        raise JobError(
+            f"{name} is the job's own table, and what a rehearsal on it shows is in no ε: name a "
+            "public one, or synthetic"
+        )
+    found = public.load_data(data_dir)
+    return found if encoder is None or encoder.basis is None else found.with_basis(encoder.basis)
 
 
 @dataclass(frozen=True)
@@ -520,15 +518,14 @@ def _trainer(
 def _tried(
     runs: Sequence[SimulatedRun], target: float, sync: Sequence[SimulatedRun], records: int
 ) -> Tried:
-    accuracy = float(np.mean([run.accuracy or 0.0 for run in runs]))
+    own, theirs = ([run.accuracy or 0.0 for run in each] for each in (runs, sync))
+    accuracy = float(np.mean(own))
     whole = float(np.mean([run.simulated.seconds for run in runs]))
     reached = _first(runs, target)
     if reached is None and accuracy >= target:
         reached = whole  # reached in the exchanges after the last update
     worst = float(np.mean([min(run.each, default=math.nan) for run in runs]))
-    error = standard_error(
-        [run.accuracy or 0.0 for run in runs], [run.accuracy or 0.0 for run in sync], records
-    )
+    error = standard_error(own, theirs, records)
     mixing = runs[0].gossip.mixing
     return Tried(mixing.graph.kind, mixing.kind, accuracy, worst, reached, whole, error)
 

@@ -47,7 +47,7 @@ from forethought.training.folder import (
     replace_file,
     threads_of,
 )
-from forethought.training.metrics import Results, measured, outputs_of
+from forethought.training.metrics import Decisions, Results, measured, outputs_of
 from forethought.training.records import PREPARED, arranged, warn_if_muted, warn_of_another_model
 from forethought.training.run import Run, opened_task, train
 from forethought.training.search import Tuned, phases_of, selection_of, train_until
@@ -672,7 +672,8 @@ def _keep_results(loaded: Loaded, found: Run, test: tuple[Any, Any] | None, fold
             values, targets, None, names, target=None if encoder is None else encoder.label
         )
     else:
-        results = measured(outputs, targets, called, names, loaded.decisions(found.plan))
+        rule = loaded.decisions(found.plan, held_out=True)
+        results = measured(outputs, targets, called, names, rule)
     replace_file(folder / RESULTS, results.to_json().encode())
 
 
@@ -706,7 +707,8 @@ def _keep_shapes(loaded: Loaded, found: Run, plan: Plan, folder: Path) -> None:
         unit = "log-odds of a label"
     elif len(called) == 2:
         called, unit = called[1:], f"log-odds of {called[1]}"
-    model = addition_of(encoder, found.model, multilabel=data.multilabel)
+    rule = loaded.decisions(plan) or Decisions()
+    model = addition_of(encoder, found.model, multilabel=data.multilabel, shift=rule.shift)
     shapes = model.shapes(list(map(str, called)), unit, noise)
     if loaded.request.job.data.columns_measured:  # as of classes: found, and not declared yet
         shapes = replace(shapes, columns=tuple(map(_numbered, shapes.columns)))

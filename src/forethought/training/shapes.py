@@ -207,7 +207,9 @@ class AdditiveModel:
                 sides = (coarse[:, :, None], _MEAN) if number == couple[0] else (
                     _MEAN[:, None], coarse[:, None, :]
                 )  # fmt: skip
-                values.append(basis.pair_size * (sides[0] * sides[1]).reshape(len(own), -1))
+                values.append(
+                    basis.pair_size * (sides[0] * sides[1]).reshape(len(own), len(places[-1]))
+                )
         return np.concatenate(places), np.concatenate(values, axis=1)
 
     def _block(self, pair: int) -> NDArray[np.int64]:
@@ -272,7 +274,7 @@ class AdditiveModel:
         for pair, (one, two) in enumerate(basis.couples):
             both = apart[:, one, :, None] * apart[:, two, None, :]
             own = basis.pair_size * weight[:, self._block(pair)].T
-            found += both.reshape(len(features), -1) @ own
+            found += both.reshape(len(features), len(own)) @ own
         return found
 
     def shapes(self, outputs: Sequence[str], unit: str, noise: float | None) -> Shapes:
@@ -324,8 +326,13 @@ class AdditiveModel:
         return found
 
 
-def addition_of(encoder: Encoder, model: Any, *, multilabel: bool = False) -> AdditiveModel:
+def addition_of(
+    encoder: Encoder, model: Any, *, multilabel: bool = False, shift: Sequence[float] = ()
+) -> AdditiveModel:
     """The additive model of a linear torch module on a table's features.
+
+    Args:
+        shift: of :class:`forethought.training.metrics.Decisions`; added to the module's outputs.
 
     Raises:
         ValueError: another module, or features that depend on several columns.
@@ -339,9 +346,8 @@ def addition_of(encoder: Encoder, model: Any, *, multilabel: bool = False) -> Ad
             '"none" and ranges = false, or take the model "additive"; either spends its own ε'
         )
     weight = layer.weight.detach().double().cpu().numpy()
-    bias = np.zeros(len(weight))
-    if layer.bias is not None:
-        bias = layer.bias.detach().double().cpu().numpy()
+    own = 0.0 if layer.bias is None else layer.bias.detach().double().cpu().numpy()
+    bias = np.zeros(len(weight)) + own + (shift or 0.0)
     return AdditiveModel(encoder, weight, bias, multilabel)
 
 
