@@ -9,6 +9,7 @@ import shutil
 import warnings
 from dataclasses import replace
 from datetime import date, datetime, timedelta, timezone
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -314,6 +315,20 @@ def test_a_table_in_memory_is_answered_as_its_file_is(tmp_path: Path) -> None:
     columns = {"smoker": np.array(smoker), "stay": np.array(stay, "timedelta64[ns]")}
     for records in (frame, frame.lazy(), Arrow(frame), rows, columns):
         assert np.array_equal(predictor.predict_proba(records), wanted)
+
+
+def test_numbers_of_several_kinds_have_no_decimal_sign(tmp_path: Path) -> None:
+    ends = ["yes", "no"] * 20
+    frame = pl.DataFrame({"stay": [f"{i},5" for i in range(40)], "died": ends})
+    frame.write_csv(tmp_path / "stays.csv", separator=";")
+    predictor = few_rounds(
+        tmp_path,
+        f"[data]\nsource = 'csv:{tmp_path / 'stays.csv'}'\nseparator = ';'\ndecimal = ','\n"
+        "label = 'died'\nclasses = ['no', 'yes']\n[data.columns]\nstay = [0, 50]",
+    )
+    wanted = predictor.predict_proba({"stay": [2.5, 7.0]})
+    for few, more in ((Decimal("2.5"), 7), (np.float32(2.5), 7), (2.5, np.int8(7))):
+        assert np.array_equal(predictor.predict_proba({"stay": [few, more]}), wanted)
 
 
 def test_an_entry_in_memory_does_not_say_what_the_others_are(trained: Path) -> None:

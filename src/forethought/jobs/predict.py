@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from decimal import Decimal
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -354,8 +356,10 @@ def _series(values: Any) -> pl.Series:
     # 300 would be missing. And a day is that of its own clock, not of one time zone for all.
     kinds = {type(entry) for entry in known if entry is not None}
     zones = {getattr(entry, "tzinfo", None) for entry in known} - {None}
-    if zones or (len(kinds) > 1 and not kinds <= {bool, int, float}):
-        known = [None if entry is None else str(entry) for entry in known]
+    if zones or len(kinds) > 1:
+        # A number as text would have a point, whatever the form of the table's texts is.
+        told = float if all(issubclass(kind, Real | Decimal) for kind in kinds) else str
+        known = [None if entry is None else told(entry) for entry in known]
     return pl.Series(known, strict=False)
 
 
