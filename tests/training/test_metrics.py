@@ -126,6 +126,53 @@ def test_an_area_near_one_lies_in_its_interval_as_often_as_said() -> None:
     assert inside >= 0.91 * 300
 
 
+@pytest.mark.parametrize(("values", "alike"), [(False, 1.0), (True, 1.0), (True, 0.5), (True, 0.0)])
+def test_figures_of_persons_lie_in_their_intervals_as_often_as_said(
+    values: bool, alike: float
+) -> None:
+    """Rows of a person share labels and mistakes with probability ``alike`` each."""
+    draw, names = np.random.default_rng(3), ("mean absolute error",) if values else ("accuracy",)
+    persons, inside, outside = np.repeat(np.arange(40), 20), 0, 0
+    owner = draw.permutation(40)[persons]  # a person's rows need not stand beside each other
+
+    def mixed(share: float) -> np.ndarray:
+        own, rows = draw.random(40) < share, draw.random(len(owner)) < share
+        return np.where(draw.random(len(owner)) < alike, own[owner], rows).astype(int)
+
+    for _ in range(100):
+        truth, wrong = mixed(0.5), mixed(0.3)
+        outputs = np.where(truth ^ wrong, 1.0, -1.0)
+        given, called = np.stack([-outputs, outputs], 1), ("a", "b")
+        if values:
+            given, called = truth + wrong / 0.3, None
+        for told in (owner, None):
+            one = measured(given, truth, called, names, persons=told).figures[names[0]]
+            assert one.low is not None and one.high is not None
+            held = one.low <= (1.0 if values else 0.7) <= one.high
+            inside, outside = inside + (told is owner) * held, outside + (told is None) * held
+    # 95 % or more; below 86 % once in seven thousand runs if it is 95 %.
+    assert inside >= 86
+    assert (outside < 75) == (alike > 0.4)
+
+
+def test_rows_of_persons_leave_an_interval_inside_what_a_figure_can_be() -> None:
+    """Without a mistake, and where errors have no upper end."""
+    truth, persons = np.repeat([0, 1], 200), np.repeat(np.arange(20), 20)
+    outputs = np.stack([-9.0 * (2 * truth - 1), 9.0 * (2 * truth - 1)], 1)
+    names = ("accuracy", "log loss")
+    plain = measured(outputs, truth, ("a", "b"), names).figures
+    found = measured(outputs, truth, ("a", "b"), names, persons=persons).figures
+    # As of 20 answers: of 400 the share may be 1 % below, of 20 a sixth.
+    assert plain["accuracy"].low == pytest.approx(0.025 ** (1 / 400))
+    assert found["accuracy"].low == pytest.approx(1 - 20 * (1 - 0.025 ** (1 / 400)))
+    assert found["accuracy"].high == 1.0 and found["log loss"].low is not None
+    assert 0 <= found["log loss"].low <= found["log loss"].value
+    far = measured(np.full(400, 9.0), truth.astype(float), None, persons=persons).figures
+    assert far["mean absolute error"].high is not None and far["mean absolute error"].high > 8.5
+    alone = measured(outputs, truth, ("a", "b"), names, persons=np.arange(400)).figures
+    assert alone == plain
+
+
 def test_a_median_error_lies_in_its_interval_as_often_as_said() -> None:
     draw = np.random.default_rng(1)
     inside = 0

@@ -70,6 +70,7 @@ class Dataset:
             features are made, never from a record; None: unknown.
         fixed_features: features that replaced images, such as ``"scattering"``; None: none.
         image_shape: shape of each replaced image, (channels, height, width).
+        test_persons: (M,), the person of each test record, or what ``split_by`` keeps together.
     """
 
     name: str
@@ -85,6 +86,7 @@ class Dataset:
     feature_norm: float | None = None
     fixed_features: str | None = None
     image_shape: tuple[int, ...] | None = None
+    test_persons: NDArray[np.str_] | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:

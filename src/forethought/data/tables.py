@@ -350,9 +350,8 @@ class Aside:
 
     @property
     def kept(self) -> list[str]:
-        """The columns to keep beside the features: targets, and person (with split_by) or site."""
-        held = (self.person, self.split_by) if self.person else (self.site,)
-        return sorted({*self.targets, *filter(None, held)})
+        """The columns to keep beside the features: all that are none."""
+        return sorted(self.names)
 
     @property
     def names(self) -> set[str]:
@@ -431,8 +430,11 @@ def load_table(
     classes = len(aside.labels) if labels is None else labels.classes
     if labels is not None and labels.names is not None:
         encoder = replace(encoder, classes=labels.names)
-    owner = aside.person or aside.site
-    owners = None if owner is None else np.array(named(path, rows.aside[owner]))[~rows.held]
+    owner, together = (
+        None if name is None else np.array(named(path, rows.aside[name]))
+        for name in (aside.person or aside.site, aside.person or aside.split_by)
+    )
+    owners = None if owner is None else owner[~rows.held]
     caveats, notes, norm = declared.caveats, ["numbers as they are in the file, not rescaled"], None
     if schema is None:
         assert labels is not None
@@ -449,7 +451,9 @@ def load_table(
         notes, norm = ["numbers scaled from their declared ranges to [-1, 1]"], encoder.usual_norm
         notes += ["records without a label left out"] if schema.missing_label == "drop" else []
     loaded = Dataset(
-        name, train, held, classes, tuple(notes), caveats, owners, encoder, feature_norm=norm
+        *(name, train, held, classes, tuple(notes), caveats, owners, encoder),
+        feature_norm=norm,
+        test_persons=None if together is None else together[rows.held],
     )
     if schema is None or aside.person is None or owners is None:
         return loaded

@@ -660,7 +660,7 @@ def _keep_results(loaded: Loaded, found: Run, test: tuple[Any, Any] | None, fold
     # Layers that mix records, such as batch normalisation, need a choice of statistics first.
     if test is None or any(mixing_layers(found.model)):
         return
-    encoder = loaded.dataset.encoder
+    encoder, persons = loaded.dataset.encoder, loaded.dataset.test_persons
     names = loaded.request.job.run.metrics
     called = _called(loaded)
     outputs, targets = outputs_of(found.model, test[0]), np.asarray(test[1])
@@ -668,12 +668,11 @@ def _keep_results(loaded: Loaded, found: Run, test: tuple[Any, Any] | None, fold
         values = outputs.reshape(len(outputs), -1)[:, 0].astype(np.float64)
         if encoder is not None:
             values, targets = encoder.restored(values), encoder.restored(targets)
-        results = measured(
-            values, targets, None, names, target=None if encoder is None else encoder.label
-        )
+        label = None if encoder is None else encoder.label
+        results = measured(values, targets, None, names, target=label, persons=persons)
     else:
         rule = loaded.decisions(found.plan, held_out=True)
-        results = measured(outputs, targets, called, names, rule)
+        results = measured(outputs, targets, called, names, rule, persons=persons)
     replace_file(folder / RESULTS, results.to_json().encode())
 
 

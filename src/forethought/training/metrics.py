@@ -463,6 +463,12 @@ def _one_of_each(a: HeldOutAnswers) -> HeldOutAnswers:
     return HeldOutAnswers(*both, a.one)
 
 
+_OF_VALUES: dict[str, Measure] = {
+    "R²": _r_squared,
+    "mean absolute error": lambda a: _mean(np.abs(a.scores - a.targets), 0.0),
+    "root mean squared error": _root_mean_square,
+    "median absolute error": _median_error,
+}
 _OF_CLASSES: dict[str, Measure] = {
     "accuracy": _accuracy,
     "AUC": _auc,
@@ -475,16 +481,13 @@ _OF_CLASSES: dict[str, Measure] = {
     "Brier score": _brier,
     "mean cost": _cost,
 }
+# Figures that may be above 1.
+_ENDLESS = {"log loss", "mean cost", *_OF_VALUES} - {"R²"}
 # Kind of task → name → figure. The first one is always measured: it shows if a model is useful.
 MEASURES: dict[str, Mapping[str, Measure]] = {
     "classification": _OF_CLASSES,
     "multilabel": {**_OF_CLASSES, "all labels right": _all_right},
-    "regression": {
-        "R²": _r_squared,
-        "mean absolute error": lambda a: _mean(np.abs(a.scores - a.targets), 0.0),
-        "root mean squared error": _root_mean_square,
-        "median absolute error": _median_error,
-    },
+    "regression": _OF_VALUES,
 }
 # The figures that are measured by default.
 USUAL: dict[str, tuple[str, ...]] = {
@@ -820,6 +823,7 @@ def measured(
     names: Sequence[str] | None = None,
     decisions: Decisions | None = None,
     target: str | None = None,
+    persons: NDArray[Any] | None = None,
 ) -> Results:
     """Figures of a model's outputs.
 
@@ -832,6 +836,7 @@ def measured(
             declared.
         decisions: the rule from a classifier's outputs to probabilities and answers.
         target: name of a regression's target.
+        persons: (N,), the person of each record, where several can be one person's.
 
     Raises:
         ValueError: a figure that the task does not have.
@@ -849,17 +854,18 @@ def measured(
         both = rule.shares(values), each[rule.chosen(values)]
         answers = HeldOutAnswers(each[targets], *both, True, rule.costs)
     nothing = without_a_model(answers)
+    effect = 1.0 if persons is None else _design_effect(answers, persons)
     figures, baseline = {}, {}
     for name in (*chosen_measures(task, names), *(("mean cost",) if answers.costs else ())):
         figure = MEASURES[task][name](answers)
         plain = MEASURES[task][name](nothing)
         if figure is not None:
-            figures[name] = figure
+            figures[name] = _wider(figure, effect, name)
         if figure is not None and plain is not None:
             baseline[name] = plain.value
     called = tuple(map(str, classes or ()))
     confusion, recall = _confusion(answers, len(called))
-    weak = _weak(task, answers, nothing)
+    weak = _weak(task, answers, nothing, effect)
     sizes = called, recall, confusion
     return Results(len(targets), figures, baseline, *sizes, weak, task, target)
 
@@ -881,15 +887,49 @@ def _confusion(
     return tuple(tuple(int(number) for number in row) for row in table), recall
 
 
-def _weak(task: str, answers: HeldOutAnswers, nothing: HeldOutAnswers) -> bool:
+def _design_effect(a: HeldOutAnswers, persons: NDArray[Any]) -> float:
+    """The number of records that tell as much as one, where records of a person are alike.
+
+    The variance of a mean over persons' records, over that of as many independent ones (Kish 1965):
+    the largest of the parts that figures are made of, and at least 1.
+    """
+    apart = a.scores - a.targets, a.targets - a.targets.mean(axis=0)
+    chosen = a.chosen.reshape(len(a.targets), -1)  # empty for a regression
+    gaps = np.column_stack([a.targets, a.scores, chosen, *map(np.square, apart)])
+    gaps -= gaps.mean(axis=0)
+    _, owners = np.unique(persons, return_inverse=True)
+    sums = np.zeros((owners.max() + 1, gaps.shape[1]))
+    np.add.at(sums, owners, gaps)
+    own = np.square(gaps).sum(axis=0)
+    return max(1.0, *(np.square(sums).sum(axis=0)[own > 0] / own[own > 0]).tolist())
+
+
+def _wider(figure: Figure, effect: float, name: str) -> Figure:
+    """The figure with the interval of fewer records by ``effect``."""
+    value, low, high = astuple(figure)
+    if low is None or high is None or effect == 1:
+        return figure
+    # A share without a mistake is as far from its end as 1/N is, any other figure as 1/√N.
+    factor = effect if value in (low, high) else math.sqrt(effect)
+    least, most = (-math.inf if name == "R²" else 0.0), (math.inf if name in _ENDLESS else 1.0)
+    return Figure(
+        value,
+        max(least, value - factor * (value - low)),
+        min(most, value + factor * (high - value)),
+    )
+
+
+def _weak(task: str, answers: HeldOutAnswers, nothing: HeldOutAnswers, effect: float = 1.0) -> bool:
     """True if no interval excludes the baseline: that of the task's main figure, or of the AUC."""
     name = "mean absolute error" if task == "regression" else "accuracy"
     figure, plain = MEASURES[task][name](answers), MEASURES[task][name](nothing)
     assert figure is not None and plain is not None
+    figure = _wider(figure, effect, name)
     assert figure.low is not None and figure.high is not None
     if task == "regression":
         return figure.high >= plain.value
     ranked = MEASURES[task]["AUC"](answers) if "AUC" in MEASURES[task] else None
+    ranked = ranked and _wider(ranked, effect, "AUC")
     # If one class is rare, a model may have learnt the order of records without better accuracy.
     clear = ranked is not None and ranked.low is not None and ranked.low > 0.5
     return figure.low <= plain.value and not clear
