@@ -78,6 +78,12 @@ class UnboundError(Exception):
 
 
 MUTANTS = [
+    Mutant("results: a person's rows as independent", "metrics.py::_wider",
+           "math.sqrt(effect)", "1.0",
+           "test_figures_of_persons_lie_in_their_intervals_as_often_as_said[True-1.0]"),
+    Mutant("results: whose a held-out row is", "data/tables.py::load_table",
+           "together[rows.held]", "None",
+           "test_intervals_know_that_rows_of_a_person_are_alike[split_by]"),
     Mutant("records: one buffer for all", "DatasetRecords._read",
            "_copied(self._dataset[index])", "self._dataset[index]",
            "test_a_data_set_may_refill_one_buffer"),
