@@ -1,6 +1,9 @@
-"""``python -m forethought``: the command line, where its script is not on the path."""
+"""The command line: what ``python -m forethought`` and the script of that name run."""
 
-from forethought.cli import main
+try:
+    from forethought.cli import main
+except KeyboardInterrupt:  # while modules load nothing has begun
+    raise SystemExit(130) from None
 
 if __name__ == "__main__":
     main()

@@ -68,7 +68,3 @@ def main() -> None:
         raise SystemExit(fail(error, 1)) from None
     except OSError as error:
         raise SystemExit(fail(of_the_system(error), 1)) from None
-
-
-if __name__ == "__main__":
-    main()

@@ -196,8 +196,14 @@ def test_a_run_that_was_killed_while_it_wrote_its_first_files_begins_again(
     Path("job.toml").write_text(JOB)
     Path("run/checkpoint").mkdir(parents=True)
     Path("run", left).write_text("[da")
+    Path("run/plan.json").write_text("of the same run")
     assert forethought("train", "job.toml", "--out", "run", "-q")[0] == 0
     assert not Path("run", left).exists() and Path("run/statement.json").exists()
+    # A plan beside a reservation may be paid: only resuming pays for nothing twice.
+    Path("paid/checkpoint").mkdir(parents=True)
+    for name in ("plan.json", "reservation.json"):
+        Path("paid", name).write_text("{}")
+    one_line(forethought("train", "job.toml", "--out", "paid"), "--resume")
     # With the job whole, resuming is what the message says and what works.
     Path("again/checkpoint").mkdir(parents=True)
     Path("again/job.toml").write_text(JOB)
@@ -349,6 +355,31 @@ def test_an_output_without_greek_letters_shows_the_rest(
         main()
     sys.stdout.flush()
     assert not ended.value.code and b"clip norm" in written.getvalue().lower()
+
+
+def test_a_command_whose_output_was_closed_does_its_work(
+    forethought: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdout", None)  # Python's own, where a shell says >&-
+    flags = ("plan", "--examples", 500, "--epsilon", 1, "--save", "plan.json")
+    assert forethought(*flags)[0] == 0
+    assert Path("plan.json").exists()
+
+
+def test_an_interrupt_while_modules_load_is_no_traceback() -> None:
+    script = """
+import runpy, sys
+
+class Interrupts:
+    def find_spec(self, name, *_):
+        if name == "forethought.commands.account":
+            raise KeyboardInterrupt
+
+sys.meta_path.insert(0, Interrupts())
+runpy.run_module("forethought", run_name="__main__")
+"""
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (found.returncode, found.stderr) == (130, "")
 
 
 def test_what_somebody_chose_for_letters_that_cannot_be_shown_stays(

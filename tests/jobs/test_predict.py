@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import re
 import shutil
 import warnings
@@ -194,6 +195,17 @@ def test_a_model_that_is_not_the_statements_is_not_applied(trained: Path, tmp_pa
         ft.load(tmp_path / "run")
     with pytest.raises(JobError, match="is a file"):
         ft.load(trained / "job.toml")
+
+
+@pytest.mark.skipif(os.name != "posix", reason="devices of POSIX")
+@pytest.mark.parametrize("name", ["model.json", "model.safetensors"])
+def test_a_file_that_is_none_is_not_read(trained: Path, tmp_path: Path, name: str) -> None:
+    """A device stands for a pipe here, whose reader would wait for ever."""
+    run = shutil.copytree(trained / "run", tmp_path / "run")
+    (run / name).unlink()
+    (run / name).symlink_to(os.devnull)
+    with pytest.raises(JobError, match="no ordinary file"):
+        ft.load(run)
 
 
 def test_a_folder_that_holds_no_model_is_refused(trained: Path, tmp_path: Path) -> None:

@@ -21,9 +21,10 @@ from torch import nn
 from forethought.gradients import BatchDims
 from forethought.rounds.randomness import BoundNoise
 from forethought.training.execution import Interrupted
-from forethought.training.folder import Checkpoint, CheckpointError, ReleasedRounds
+from forethought.training.folder import Checkpoint, CheckpointError, ReleasedRounds, RunFolder
 from forethought.training.metrics import Event
 from forethought.training.run import train
+from forethought.values.checks import RunFolderExistsError
 from forethought.values.mechanism import Mechanism, Poisson, Rounds
 from forethought.values.plan import Clip, Plan
 
@@ -287,6 +288,19 @@ def test_a_folder_that_was_only_set_up_counts_as_empty(tmp_path: Path) -> None:
     (tmp_path / "run" / "checkpoint" / ".probe").write_bytes(b"")
     run = train(nn.Linear(4, 2), data(), plan(), out=tmp_path / "run")
     assert run.history[-1].round == 20
+
+
+def test_what_was_released_before_the_first_round_is_told(tmp_path: Path) -> None:
+    """A full disk was once told as if nothing private had been read."""
+    folder = RunFolder(tmp_path)
+    (folder.checkpoint / ".probe").mkdir(parents=True)  # nothing can be written in its place
+    with pytest.raises(OSError, match="begin anew"):
+        folder.reserve(1)
+    (tmp_path / "prepared.json").write_text("{}")
+    with pytest.raises(OSError, match=r"is spent.*--resume"):
+        folder.reserve(1)
+    with pytest.raises(RunFolderExistsError, match="is spent"):
+        folder.require_free(overwrite=False)
 
 
 def test_nothing_to_resume_is_said(tmp_path: Path) -> None:

@@ -282,7 +282,8 @@ class _Terminal(Console):
 
 def console_for(quiet: bool) -> Console:
     """The console that a command prints to; it prints nothing if ``quiet``."""
-    return _Terminal(quiet=quiet, highlight=False, soft_wrap=not sys.stdout.isatty())
+    wide = sys.stdout is None or not sys.stdout.isatty()  # None: closed by whoever started this
+    return _Terminal(quiet=quiet, highlight=False, soft_wrap=wide)
 
 
 def of_the_system(error: OSError) -> str:

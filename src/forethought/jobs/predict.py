@@ -276,6 +276,9 @@ def load(folder: str | Path) -> Predictor:
     if path.is_file():
         raise JobError(f"{path} is a file: give the run folder that forethought train made")
     run = RunFolder(path)
+    for file in (path / name for name in (CARD, MODEL, PREPARED)):
+        if file.exists() and not file.is_file():  # reading a pipe would wait for its writer
+            raise JobError(f"{file} is no ordinary file: restore it from a copy")
     with _applied(path / CARD):
         card = ModelCard.load(path / CARD)
         if not run.finished:

@@ -578,8 +578,7 @@ def _payer(
                     # Before the mark: from there on a run begun anew would be paid for once more,
                     # and this one can be resumed. The plan first: another one is never paid for.
                     run.begin(overwrite=options["overwrite"])
-                    run.save_plan(plan)
-                    run.add({JOB_NAME: options["files"][JOB_NAME]})
+                    run.add({PLAN: plan.to_json() + "\n", JOB_NAME: options["files"][JOB_NAME]})
                     options["overwrite"] = True
                 # Before another process may enter the folder: it takes one without a mark.
                 paid.ahead(len(plan.mechanism) - plan.rounds)

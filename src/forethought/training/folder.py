@@ -774,12 +774,12 @@ class RunFolder:
 
     @property
     def _untouched(self) -> bool:
-        # A run that died while it set the folder up leaves at most an empty checkpoint folder and
-        # the half-written file that it was writing under another name.
-        found = (path for path in self.path.iterdir() if path.name not in (LOCK, RESERVATION))
-        entries = [path for path in found if not _half_written(path)]
-        return not entries or (
-            entries == [self.checkpoint]
+        # A run that died while it set the folder up leaves at most an empty checkpoint folder, the
+        # half-written file that it was writing under another name, and its plan. With a reservation
+        # beside the plan it may have been paid: then it is resumed.
+        found = {path.name for path in self.path.iterdir() if not _half_written(path)} - {LOCK}
+        return found <= {RESERVATION} or (
+            found in ({CHECKPOINT}, {CHECKPOINT, RESERVATION}, {CHECKPOINT, PLAN})
             and all(path.name.startswith(".") for path in self.checkpoint.iterdir())
         )
 
@@ -804,7 +804,9 @@ class RunFolder:
         try:
             run = UnfinishedRun.load(self.path)
         except (OSError, ValueError, LookupError):
-            return ""
+            if self.finished or not (self.path / PREPARED).is_file():
+                return ""
+            return f". What is in its {PREPARED} was released and is spent, whatever runs instead"
         if not run.released or run.spent is None:
             return ""
         return (
@@ -865,11 +867,12 @@ class RunFolder:
             finally:
                 probe.unlink(missing_ok=True)
         except OSError as error:
+            spent = self._spent()
+            way = f"go on: forethought train --resume {self.path}" if spent else "begin anew"
             raise OSError(
                 error.errno,
                 f"the run folder {self.path} cannot take the {size / 2**20:.0f} MiB that a run "
-                f"needs ({error.strerror}); nothing private was read. Free space or choose "
-                "another folder",
+                f"needs ({error.strerror}); no round was made{spent}. Mend that and {way}",
             ) from error
 
     def add(self, files: Mapping[str, str]) -> None:
@@ -887,10 +890,6 @@ class RunFolder:
         if not path.is_file():
             raise CheckpointError(f"there is no run to resume in {self.path}: it has no {PLAN}")
         return Plan.load(path)
-
-    def save_plan(self, plan: Plan) -> None:
-        """Write ``plan.json``."""
-        replace_file(self.path / PLAN, (plan.to_json() + "\n").encode())
 
     def save_results(
         self,
@@ -1038,14 +1037,11 @@ class Checkpointer:
         # The plan first: a run that stops before its first round goes on with no other plan.
         texts = {PLAN: self._plan.to_json() + "\n", **files}
         self.folder.begin(overwrite=overwrite, files=texts)
-        if files:  # releases may be among them
-            self.folder.add(texts)
+        self.folder.add(texts)  # releases may be among them
         size = sum(t.numel() * t.element_size() for t in first.tensors.values())
         # Two copies, since the old file is kept until the new one is whole; two more for the
         # moments that an optimizer adds; one for the reported model.
         self.folder.reserve(5 * size + (1 << 20))
-        if not files:  # a folder without room stays free
-            self.folder.add(texts)
         self._keys.write(self.folder.checkpoint)
         self.write(first)
         self._released = ReleasedRounds(self.folder.checkpoint)
