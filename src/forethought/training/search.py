@@ -575,11 +575,9 @@ class PhaseState:
             return None
         if not isinstance(chosen, Rounds):
             raise TypeError(f"next_phase must return Rounds or None, not {chosen!r}")
-        if self.filter.would_exceed(chosen):
-            return None
         # What the plan refuses is refused here: once noted, every resume would meet it again.
         self.of_phase(chosen)
-        return chosen
+        return None if self.filter.would_exceed(chosen) else chosen
 
     def of_phase(self, rounds: Rounds) -> Plan:
         """The plan of one phase. Raises ValueError: the run's plan cannot have such rounds."""
