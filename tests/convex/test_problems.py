@@ -12,6 +12,7 @@ from drawn import randn, stream
 from forethought import convex
 from forethought.convex.descent import loss_and_slope
 from forethought.convex.problems import problem_from_dict
+from forethought.values.mechanism import Budget
 
 Z = 1.7
 PROBLEMS = [
@@ -96,6 +97,9 @@ def test_problems_survive_a_file(problem) -> None:
         (lambda: convex.LogisticRegression(feature_bound=1.0, l2=-0.1), "l2 must be"),
         (lambda: convex.LogisticRegression(feature_bound=0.0), "feature_bound must be"),
         (lambda: convex.LogisticRegression(feature_bound=math.nan), "feature_bound must be"),
+        (lambda: convex.LogisticRegression(feature_bound=1e100), "feature_bound must be"),
+        (lambda: convex.LogisticRegression(feature_bound=1e-100), "feature_bound must be"),
+        (lambda: convex.LogisticRegression(feature_bound=1.0, intercept=-1e100), "intercept"),
         (lambda: convex.LogisticRegression(feature_bound=1.0, radius=0.0), "radius must be"),
         (lambda: convex.LogisticRegression(feature_bound=1.0, intercept=math.inf), "intercept"),
         (lambda: convex.LinearRegression(feature_bound=1.0, target_bound=1.0), "radius="),
@@ -113,6 +117,21 @@ def test_problems_survive_a_file(problem) -> None:
 def test_what_makes_no_sense_is_refused(make, words) -> None:
     with pytest.raises(ValueError, match=words):
         make()
+
+
+def test_a_plan_does_not_depend_on_the_unit_of_the_features() -> None:
+    def planned(bound: float) -> convex.DescentPlan:
+        problem = convex.LogisticRegression(feature_bound=bound)
+        return convex.plan(problem, Budget(1.0, 1e-4), examples=1000, features=3)
+
+    wanted = planned(1.0)
+    for unit in (1e-60, 1e60):
+        found = planned(unit)
+        assert found.rounds == wanted.rounds
+        for index in range(wanted.rounds):
+            one, other = found.round(index), wanted.round(index)
+            assert one.noise_multiplier == pytest.approx(other.noise_multiplier, rel=1e-3)
+        assert found.steps[0] * unit**2 == pytest.approx(wanted.steps[0], rel=1e-3)
 
 
 def test_classes_and_bounds_have_no_silent_default() -> None:

@@ -30,6 +30,18 @@ def test_no_row_is_longer_than_the_bound(rows: np.ndarray) -> None:
     assert np.allclose(back[inside], rows[inside], atol=1e-6)
 
 
+def test_ranges_that_single_precision_cannot_tell_apart_are_scaled() -> None:
+    scaler = RangeScaler(lower=[2.0**27, 0, -1e308], upper=[2.0**27 + 1, 1e-50, 1e308])
+    rows = np.array([[2.0**27, 0, 0], [2.0**28, 1, 0]])
+    for kind in (np.float32, np.float64):
+        found = scaler.fit_transform(rows.astype(kind))
+        assert found.dtype == kind
+        assert found.tolist() == [[-1, -1, 0], [1, 1, 0]]
+    assert scaler.transform([[0.0, 0.0, 1e308]])[0, 2] == 1
+    with pytest.raises(ValueError, match="in column 0"):
+        RangeScaler(lower=0, upper=5e-324).fit(rows)
+
+
 def test_sparse_rows_stay_sparse() -> None:
     rows = sparse.csr_array([[0.0, 4.0], [-9.0, 0.0]])
     found = RangeScaler(lower=-8, upper=8).fit_transform(rows)

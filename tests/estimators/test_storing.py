@@ -22,6 +22,7 @@ from forethought.estimators import (
     PrivateRegressor,
     PrivateSVC,
 )
+from forethought.ledger.book import OverBudgetError
 from forethought.rounds.randomness import Secrets, Seeds
 
 X = np.random.default_rng(0).uniform(-1, 1, (80, 3))
@@ -42,6 +43,17 @@ TRUSTED = [
     "torch.nn.modules.linear.Linear",
     *(f"{type(one).__module__}.{type(one).__name__}" for one, _ in ESTIMATORS.values()),
 ]
+
+
+class UsedUp:
+    """A book that pays for nothing."""
+
+    def paid(self, *_: Any, **__: Any) -> None:
+        raise OverBudgetError("nothing is left", 0.0)
+
+
+def _wider(features: int, outputs: int) -> nn.Module:
+    return nn.Sequential(nn.Linear(features, 9), nn.Linear(9, outputs))
 
 
 def by_pickle(fitted: BaseEstimator) -> tuple[bytes, BaseEstimator]:
@@ -120,7 +132,8 @@ def test_notebooks_show_no_counts_of_private_records() -> None:
         ("logistic", {"feature_bound": 0.1}),
         ("svc", {"feature_bound": 0.1}),
         ("linear", {"feature_bound": 0.1, "target_range": (5, 6)}),
-        ("regressor", {"target_range": (5, 6)}),
+        ("classifier", {"module": _wider}),
+        ("regressor", {"target_range": (5, 6), "module": _wider}),
     ],
 )
 def test_what_was_fitted_predicts_as_it_was_trained(name: str, changed: dict[str, Any]) -> None:
@@ -128,10 +141,29 @@ def test_what_was_fitted_predicts_as_it_was_trained(name: str, changed: dict[str
     estimator, y = ESTIMATORS[name]
     fitted = copy.deepcopy(estimator).fit(X, y)
     found = fitted.predict(X)
-    assert (by_pickle(fitted)[1].set_params(**changed).predict(X) == found).all()
+    changed_later = by_pickle(fitted)[1].set_params(**changed)
+    for one in (changed_later, by_pickle(changed_later)[1]):
+        assert (one.predict(X) == found).all()
     for own in [one for one in vars(fitted) if one.startswith("_")]:
         delattr(fitted, own)
     assert (fitted.predict(X) == found).all()
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_a_fit_that_fails_leaves_the_model_of_an_earlier_one(name: str) -> None:
+    """It was paid for, and would else be lost or, with other classes, tell wrong labels."""
+    estimator, y = ESTIMATORS[name]
+    fitted = copy.deepcopy(estimator).fit(X, y)
+    found, statement = fitted.predict(X), fitted.statement_
+    fitted.set_params(ledger=UsedUp())
+    others = y
+    if hasattr(fitted, "classes_"):
+        fitted.set_params(classes=["a", "b", "c"][: 2 + (name != "svc")])
+        others = np.array(["a", "b"])[y]
+    with pytest.raises(OverBudgetError, match="nothing is left"):
+        fitted.fit(X[:, :2], others)
+    assert (fitted.predict(X) == found).all()
+    assert fitted.statement_ == statement and fitted.n_features_in_ == 3
 
 
 @pytest.mark.parametrize("name", ESTIMATORS)

@@ -33,7 +33,7 @@ from forethought.training.metrics import Event
 from forethought.training.own_loop import private
 from forethought.training.run import train
 from forethought.training.search import PhasedRun, train_until
-from forethought.values.mechanism import Budget, Mechanism, Poisson, Rounds
+from forethought.values.mechanism import Budget, Mechanism, Poisson, Rounds, WithoutReplacement
 from forethought.values.plan import Plan
 from forethought.values.serialisation import digest
 
@@ -233,6 +233,26 @@ def test_a_phase_that_does_not_fit_is_never_run(plan: Plan) -> None:
     run = go(plan, next_phase=greedy, progress=lambda event: seen.append(event.round))
     assert len(run.phases) == 1 and seen[-1] == plan.mechanism.rounds[0].count
     assert run.stopped == "the budget was used up"
+
+
+def test_a_phase_of_another_plan_leaves_the_run_whole(plan: Plan, tmp_path: Path) -> None:
+    """The rule is mended and the run resumed: the phase before it was paid for."""
+    for words, wrong in {
+        "speaks of 100": Rounds(30, 2, WithoutReplacement(10, EXAMPLES // 2)),
+        "batch clipping": Rounds(30, 2, Poisson(0.1), "group", groups=1),
+    }.items():
+        out = tmp_path / wrong.clipping
+        with pytest.raises(ValueError, match=words):
+            go(plan, next_phase=lambda _, wrong=wrong: wrong, out=out)
+        run = go(plan, next_phase=lambda _: None, out=out, resume=True)
+        assert [phase.rounds for phase in run.phases] == list(plan.mechanism.rounds[:1])
+
+
+def test_a_rule_that_stops_is_not_called_a_budget_used_up(plan: Plan) -> None:
+    run = go(plan, next_phase=lambda _: None)
+    assert len(run.phases) == 1 and not run.reached
+    assert run.stopped.endswith("or next_phase chose no further phase")
+    assert run.stopped in run.statement.hyperparameters
 
 
 def test_spending_from_the_copy_changes_nothing(plan: Plan) -> None:

@@ -91,7 +91,7 @@ from scipy.special import gammaln
 
 from forethought.accounting import exact, renyi
 from forethought.accounting.dominating_pair import Array, gaussian_mu
-from forethought.accounting.interval import Interval, at_most, reached
+from forethought.accounting.interval import Interval, at_most, bisected, reached
 from forethought.accounting.line_integral import Curve
 from forethought.accounting.renyi import RenyiCurve, canonne_epsilon, rdp
 from forethought.values.caveats import Caveat
@@ -417,13 +417,11 @@ class NegativeBinomialTrials:
     def of_mean(cls, mean: float, shape: float = 1.0) -> NegativeBinomialTrials:
         """The distribution whose mean is ``mean`` (above 1), or larger by rounding."""
         wanted = real("mean", mean, above=1)
-        low, high = 1e-300, 1.0
-        for _ in range(2000):
-            middle = math.sqrt(low * high) if low < 0.1 * high else 0.5 * (low + high)
-            if not low < middle < high:
-                break
-            more = cls(middle, shape).mean >= wanted
-            low, high = (middle, high) if more else (low, middle)
+
+        def more(stopping: float) -> bool:
+            return cls(stopping, shape).mean >= wanted
+
+        low, _ = bisected(more, 1e-300, 1.0, steps=2000)
         return cls(low, shape)
 
     def probabilities(self, most: int) -> Array:

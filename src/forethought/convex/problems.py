@@ -17,8 +17,10 @@ from forethought.values.checks import one_of, real, settle, whole
 from forethought.values.serialisation import build, plain
 
 # Metadata of a field that holds a number: its bounds, as keywords of `real`.
-_ANY: dict[str, Any] = {"bounds": {}}
 _ABOVE, _LEAST = {"bounds": {"above": 0}}, {"bounds": {"least": 0}}
+# Of rows and of their constant column: fourth powers of other lengths leave the doubles.
+_LENGTH: dict[str, Any] = {"bounds": {"least": 1e-60, "most": 1e60}}
+_COLUMN: dict[str, Any] = {"bounds": {"least": -1e60, "most": 1e60}}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,8 +28,8 @@ class Problem:
     """Base of losses: the public constants that a plan needs.
 
     Args:
-        feature_bound: Z > 0, the bound on the norm of a row. Longer rows are scaled to it, or
-            refused.
+        feature_bound: Z, the bound on the norm of a row, from 1e-60 to 1e60. Longer rows are
+            scaled to it, or refused.
         l2: λ ≥ 0, on all weights, also that of the constant column.
         intercept: value of a constant column that is appended to every row; 0: none.
         radius: R > 0, radius of the ball around zero to which weights are projected; None: no
@@ -45,9 +47,9 @@ class Problem:
         TypeError, ValueError: a number is out of range.
     """
 
-    feature_bound: float = field(metadata=_ABOVE)
+    feature_bound: float = field(metadata=_LENGTH)
     l2: float = field(default=0.0, metadata=_LEAST)
-    intercept: float = field(default=0.0, metadata=_ANY)
+    intercept: float = field(default=0.0, metadata=_COLUMN)
     radius: float | None = field(default=None, metadata=_ABOVE)
 
     if TYPE_CHECKING:

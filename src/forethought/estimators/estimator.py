@@ -8,6 +8,7 @@ import sys
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any, ClassVar, NamedTuple, Self, get_args
@@ -97,13 +98,13 @@ class RangeScaler(OneToOneFeatureMixin, TransformerMixin, _TakesSparseRows):
                     f"not {getattr(self, name)!r}"
                 )
             ends.append(np.broadcast_to(given, X.shape[1:]))
-        empty = np.flatnonzero(ends[0] >= ends[1])
+        self._centre, self._half = ends[0] / 2 + ends[1] / 2, ends[1] / 2 - ends[0] / 2
+        empty = np.flatnonzero(self._half <= 0)
         if len(empty):
             raise ValueError(
                 f"lower must be below upper in every column; in column {empty[0]} they are "
                 f"{ends[0][empty[0]]:g} and {ends[1][empty[0]]:g}"
             )
-        self._centre, self._half = (ends[0] + ends[1]) / 2, (ends[1] - ends[0]) / 2
         self.feature_bound_ = float(np.sqrt(X.shape[1]))
         return self
 
@@ -117,16 +118,16 @@ class RangeScaler(OneToOneFeatureMixin, TransformerMixin, _TakesSparseRows):
         X = validate_data(
             self, X, reset=False, dtype=(np.float64, np.float32), accept_sparse="csr", copy=True
         )
-        half, centre = self._half.astype(X.dtype), self._centre.astype(X.dtype)
         if sparse.issparse(X):
-            if centre.any():
+            if self._centre.any():
                 raise ValueError(
                     "sparse rows would be filled by ranges that are not centred at 0: declare "
                     "lower = -upper, or give dense rows"
                 )
-            X.data = np.clip(X.data / half[X.indices], -1, 1)
+            X.data = np.clip(X.data / self._half[X.indices], -1, 1).astype(X.dtype)
             return X
-        return np.clip((X - centre) / half, -1, 1)
+        # In double precision: in single, both ends of a range far from zero may be one number.
+        return np.clip((X - self._centre) / self._half, -1, 1).astype(X.dtype)
 
 
 # Transformers that compute statistics of the data that they are fitted on: each is a release.
@@ -362,28 +363,6 @@ FROM_DATA = "from-data"
 _SEEDS = 2**31 - 1
 
 
-def budget(epsilon: float, delta: float | None, adjacency: Adjacency, examples: int) -> Budget:
-    """The budget of a fit.
-
-    If ``delta`` is None, δ is 1/(10 n) for n records. Under zero-out and replace-one, neighbouring
-    data sets have the same n, so reading n costs no privacy. Under add-or-remove they do not, and
-    no guarantee holds for a δ that depends on the data.
-
-    Raises:
-        TypeError, ValueError: a number outside its range, or no δ under add-or-remove.
-    """
-    one_of("adjacency", adjacency, get_args(Adjacency))
-    if delta is not None:
-        return Budget(epsilon, delta)
-    if adjacency == "add-or-remove":
-        raise ValueError(
-            "delta is missing: under add-or-remove the number of records is private, so no default "
-            "can follow from it. Give delta, well below one over the number of records, or use "
-            "adjacency='zero-out', under which that number is public"
-        )
-    return Budget(epsilon, default_delta(examples))
-
-
 def classes(declared: Any, y: NDArray[Any]) -> tuple[NDArray[Any], tuple[Caveat, ...]]:
     """The classes in sorted order, and the caveats about them for the Statement.
 
@@ -507,9 +486,8 @@ class PrivateEstimator(_TakesSparseRows):
         return set(super().__dir__()) - set(self._diagnostics)
 
     def __getstate__(self) -> dict[str, Any]:
-        state = dict(super().__getstate__())
-        for name in self._diagnostics:
-            state.pop(name, None)
+        held = super().__getstate__().items()
+        state = {name: value for name, value in held if name not in self._diagnostics}
         for name in ("statement_", "plan_"):
             if name in state:
                 state[name] = state[name].to_json()
@@ -521,6 +499,27 @@ class PrivateEstimator(_TakesSparseRows):
             if isinstance(state.get(name), str):
                 state[name] = read(state[name])
         super().__setstate__(state)
+
+    def _budget(self, examples: int) -> Budget:
+        """The budget of a fit to so many records.
+
+        If ``delta`` is None, δ is 1/(10 n) for n records. Under zero-out and replace-one,
+        neighbouring data sets have the same n, so reading n costs no privacy. Under add-or-remove
+        they do not, and no guarantee holds for a δ that depends on the data.
+
+        Raises:
+            TypeError, ValueError: a number outside its range, or no δ under add-or-remove.
+        """
+        one_of("adjacency", self.adjacency, get_args(Adjacency))
+        if self.delta is not None:
+            return Budget(self.epsilon, self.delta)
+        if self.adjacency == "add-or-remove":
+            raise ValueError(
+                "delta is missing: under add-or-remove the number of records is private, so no "
+                "default can follow from it. Give delta, well below one over the number of "
+                "records, or use adjacency='zero-out', under which that number is public"
+            )
+        return Budget(self.epsilon, default_delta(examples))
 
     def _planned(
         self,
@@ -541,7 +540,7 @@ class PrivateEstimator(_TakesSparseRows):
         """
         chosen = plan(
             examples=len(data[1]),
-            budget=budget(self.epsilon, self.delta, self.adjacency, len(data[1])),
+            budget=self._budget(len(data[1])),
             adjacency=self.adjacency,
             model=module,
             not_covered=(*found, *circumstances(self)),
@@ -561,8 +560,11 @@ class PrivateEstimator(_TakesSparseRows):
         self.plan_, self.statement_, self.n_iter_ = chosen, run.statement, chosen.rounds
         return run.model.cpu().eval()
 
-    def _refuse(self, parameters: dict[str, Any]) -> None:
-        """Refuse a wrong ledger, and keywords that ``fit`` does not take, with the reason.
+    @contextmanager
+    def _fitting(self, parameters: dict[str, Any]) -> Iterator[None]:
+        """A fit; one that fails, such as for want of budget, leaves an earlier fit's model whole.
+
+        Refuses a wrong ledger, and keywords that ``fit`` does not take, with the reason.
 
         Raises:
             ValueError: ``sample_weight``. TypeError: any other keyword, or no ledger.
@@ -573,3 +575,9 @@ class PrivateEstimator(_TakesSparseRows):
             raise ValueError(WEIGHTS)
         if given:
             raise TypeError(f"fit takes X and y, not {', '.join(sorted(given))}")
+        before = dict(vars(self))
+        try:
+            yield
+        except BaseException:
+            self.__dict__ = before
+            raise

@@ -128,7 +128,7 @@ class _PrivateLinear(PrivateEstimator):
         records, features = X.shape
         column = bound / math.sqrt(features) if self.fit_intercept else 0.0
         radius = ball.radius(
-            self._budget(X),
+            self._budget(records),
             self.adjacency,
             records=records,
             weights=(features + bool(column)) * outputs,
@@ -136,16 +136,13 @@ class _PrivateLinear(PrivateEstimator):
         )
         return {"feature_bound": bound, "l2": self.l2, "intercept": column, "radius": radius}
 
-    def _budget(self, X: Any) -> Budget:
-        return estimator.budget(self.epsilon, self.delta, self.adjacency, X.shape[0])
-
     def _descend(
         self, problem: Problem, X: Any, targets: NDArray[Any], found: tuple[Caveat, ...]
     ) -> convex.Descended:
         seeds, _ = estimator.seeds(self.random_state)
         plan = convex.plan(
             problem,
-            self._budget(X),
+            self._budget(X.shape[0]),
             examples=X.shape[0],
             features=X.shape[1],
             adjacency=self.adjacency,
@@ -170,8 +167,7 @@ class _PrivateLinear(PrivateEstimator):
             found: NDArray[np.float32] = rows.astype(np.float32)
         longer = squares > (bound * (1 + 1e-6)) ** 2
         self.features_clipped_ = int(longer.sum())
-        if self.features_clipped_:
-            found[longer], _ = convex.bounded_rows(rows[longer], bound, self.above)
+        found[longer], _ = convex.bounded_rows(rows[longer], bound, self.above)
         return found
 
     def _margins(self, X: Any) -> NDArray[np.float64]:
@@ -204,17 +200,17 @@ class _PrivateLinearClassifier(ClassifierMixin, _PrivateLinear):
             X: (n, features), dense or sparse. y: labels, (n,).
             refused: ``sample_weight`` and other keywords, which are refused.
         """
-        self._refuse(refused)
-        X, y = self._validated(X, y, dtype=_FLOATS)
-        self.classes_, found = estimator.classes(self.classes, y)
-        problem, places = self._problem(X), np.searchsorted(self.classes_, y)
-        heard = defaults.budget_mu(self._budget(X)) > LEAST_MU
-        if self.l2 == 0 and self.fit_intercept and heard:
-            self._by_plan(problem, X, places, found)
-            return self
-        run = self._descend(problem, X, places, found)
-        self.coef_ = np.atleast_2d(np.asarray(run.weights).T)
-        self.intercept_ = np.atleast_1d(np.asarray(run.intercept, dtype=np.float64))
+        with self._fitting(refused):
+            X, y = self._validated(X, y, dtype=_FLOATS)
+            self.classes_, found = estimator.classes(self.classes, y)
+            problem, places = self._problem(X), np.searchsorted(self.classes_, y)
+            heard = defaults.budget_mu(self._budget(X.shape[0])) > LEAST_MU
+            if self.l2 == 0 and self.fit_intercept and heard:
+                self._by_plan(problem, X, places, found)
+                return self
+            run = self._descend(problem, X, places, found)
+            self.coef_ = np.atleast_2d(np.asarray(run.weights).T)
+            self.intercept_ = np.atleast_1d(np.asarray(run.intercept, dtype=np.float64))
         return self
 
     def _by_plan(
@@ -383,19 +379,19 @@ class PrivateLinearRegression(RegressorMixin, _PrivateLinear):
             X: (n, features), dense or sparse. y: numbers, (n,).
             refused: ``sample_weight`` and other keywords, which are refused.
         """
-        self._refuse(refused)
-        middle, half = estimator.target_range(self.target_range)
-        X, y = self._validated(X, y, dtype=_FLOATS, y_numeric=True)
-        with np.errstate(over="ignore"):
-            scaled = (np.asarray(y, dtype=np.float64) - middle) / half
-        # Descent counts or refuses targets beyond 1; here they only stay finite.
-        scaled = np.clip(scaled, -2, 2)
-        shape = self._shape(X, TARGETS)
-        problem = convex.HuberRegression(target_bound=1.0, threshold=THRESHOLD, **shape)
-        run = self._descend(problem, X, scaled, ())
-        self.coef_ = half * np.asarray(run.weights, dtype=np.float64)
-        self.intercept_ = middle + half * float(run.intercept)
-        self._range = self.target_range
+        with self._fitting(refused):
+            middle, half = estimator.target_range(self.target_range)
+            X, y = self._validated(X, y, dtype=_FLOATS, y_numeric=True)
+            with np.errstate(over="ignore"):
+                scaled = (np.asarray(y, dtype=np.float64) - middle) / half
+            # Descent counts or refuses targets beyond 1; here they only stay finite.
+            scaled = np.clip(scaled, -2, 2)
+            shape = self._shape(X, TARGETS)
+            problem = convex.HuberRegression(target_bound=1.0, threshold=THRESHOLD, **shape)
+            run = self._descend(problem, X, scaled, ())
+            self.coef_ = half * np.asarray(run.weights, dtype=np.float64)
+            self.intercept_ = middle + half * float(run.intercept)
+            self._range = self.target_range
         return self
 
     def predict(self, X: Any) -> NDArray[np.float64]:

@@ -48,24 +48,25 @@ class _PrivateNetwork(PrivateEstimator):
         super().__setstate__(state)
         weights = self.__dict__.get("module_")
         if isinstance(weights, dict):
-            self.module_ = self._built(None).eval()
+            # New parameters are for the next fit; one stored by an earlier version has only these.
+            self.module_ = self._built(self.__dict__.get("_module", self.module), None).eval()
             own = {name: torch.tensor(value) for name, value in weights.items()}
             self.module_.load_state_dict(own)
 
-    def _built(self, seed: int | None) -> torch.nn.Module:
+    def _built(self, module: Network, seed: int | None) -> torch.nn.Module:
         """The untrained module; a given module is copied, since ``fit`` must not change it.
 
         Raises:
             TypeError: ``module`` is neither a module nor a function that makes one.
         """
         outputs = 1 if isinstance(self, RegressorMixin) else len(self.classes_)
-        return initial(self.module, seed, self.n_features_in_, outputs)
+        return initial(module, seed, self.n_features_in_, outputs)
 
     def _train(self, X: NDArray[Any], targets: NDArray[Any], found: tuple[Caveat, ...]) -> None:
         seeds, weights = estimator.seeds(self.random_state)
         # An invalid budget is refused before a module is made.
-        estimator.budget(self.epsilon, self.delta, self.adjacency, len(X))
-        module = self._built(weights)
+        self._budget(len(X))
+        module = self._built(self.module, weights)
         self._require_outputs(module, X.shape[1:])
         self.module_ = self._planned(
             module,
@@ -76,6 +77,7 @@ class _PrivateNetwork(PrivateEstimator):
             epochs=self.epochs,
             squared_error=isinstance(self, RegressorMixin),
         )
+        self._module = self.module
 
     def _require_outputs(self, module: torch.nn.Module, row: tuple[int, ...]) -> None:
         """Predict one row of zeros, so that what cannot predict spends no budget.
@@ -169,10 +171,10 @@ class PrivateClassifier(ClassifierMixin, _PrivateNetwork):
             X: (n, features) or (n, …), dense or sparse. y: labels, (n,).
             refused: ``sample_weight`` and other keywords, which are refused.
         """
-        self._refuse(refused)
-        X, y = self._checked(X, y)
-        self.classes_, found = estimator.classes(self.classes, y)
-        self._train(X, np.searchsorted(self.classes_, y), found)
+        with self._fitting(refused):
+            X, y = self._checked(X, y)
+            self.classes_, found = estimator.classes(self.classes, y)
+            self._train(X, np.searchsorted(self.classes_, y), found)
         return self
 
     def decision_function(self, X: Any) -> NDArray[np.float64]:
@@ -219,12 +221,12 @@ class PrivateRegressor(RegressorMixin, _PrivateNetwork):
             X: (n, features) or (n, …), dense or sparse. y: numbers, (n,).
             refused: ``sample_weight`` and other keywords, which are refused.
         """
-        self._refuse(refused)
-        middle, half = estimator.target_range(self.target_range)
-        X, y = self._checked(X, y, y_numeric=True)
-        scaled = np.clip((np.asarray(y, np.float64) - middle) / half, -1, 1)
-        self._train(X, scaled.astype(np.float32)[:, None], ())
-        self._range = self.target_range
+        with self._fitting(refused):
+            middle, half = estimator.target_range(self.target_range)
+            X, y = self._checked(X, y, y_numeric=True)
+            scaled = np.clip((np.asarray(y, np.float64) - middle) / half, -1, 1)
+            self._train(X, scaled.astype(np.float32)[:, None], ())
+            self._range = self.target_range
         return self
 
     def predict(self, X: Any) -> NDArray[np.float64]:

@@ -32,6 +32,7 @@ from forethought.values.mechanism import (
     Poisson,
     Rounds,
     Sampling,
+    scaled_noise,
 )
 from forethought.values.plan import Plan
 
@@ -491,23 +492,12 @@ def plan_tuning(
             f"{alone.records_per_person} together. Use person_as='contribution', where a person is "
             "one record"
         )
-    parts = alone.mechanism.rounds
-    # Noise that changes over the run keeps its shape, relative to the noise of the first rounds.
-    single = parts[0].noise_multiplier
-
-    def mechanism(sigma: float) -> Mechanism:
-        noised = (
-            replace(part, noise_multiplier=sigma * (part.noise_multiplier / single))
-            for part in parts
-        )
-        return Mechanism(*noised, adjacency=alone.mechanism.adjacency)
-
-    found = mechanism(_noise(mechanism, single, trials, budget))
+    found = _noised(alone.mechanism, trials, budget)
     why = (
         "noise",
         f"the least for which the best of a random number of trials (mean {trials.mean:.3g}) "
         f"keeps ε within {budget.epsilon:g} at δ = {budget.delta:.3g}; one run alone would need "
-        f"{single:.4g}",
+        f"{alone.mechanism.rounds[0].noise_multiplier:.4g}",
     )
     plans = []
     for candidate in candidates:
@@ -524,16 +514,17 @@ def plan_tuning(
     return tuple(plans)
 
 
-def _noise(
-    mechanism: Callable[[float], Mechanism], single: float, trials: adaptive.Trials, budget: Budget
-) -> float:
-    def fits(sigma: float) -> bool:
-        return adaptive.search_epsilon([mechanism(sigma)], trials, budget.delta) <= budget.epsilon
+def _noised(alone: Mechanism, trials: adaptive.Trials, budget: Budget) -> Mechanism:
+    """A single run's mechanism with the least multiple of its noise that pays for the search."""
 
-    low, high = single, single
+    def fits(factor: float) -> bool:
+        noised = scaled_noise(alone, factor)
+        return adaptive.search_epsilon([noised], trials, budget.delta) <= budget.epsilon
+
+    low = high = 1.0
     while not fits(high):
         low, high = high, 2 * high
-        if high > 1e4 * single:
+        if high > 1e4:
             kind = trials.kind.replace("-", " ").replace("poisson", "Poisson")
             raise PlanError(
                 f"no noise keeps the search within ε = {budget.epsilon:g}: the {kind} number of "
@@ -542,12 +533,12 @@ def _noise(
             )
     while low == high or fits(low):  # a search over hardly any trials may cost less than one run
         low, high = low / 1.5, low
-        if low < 1e-6 * single:
-            return high
+        if low < 1e-6:
+            return scaled_noise(alone, high)
     while high / low > 1 + NOISE_TOLERANCE:
         middle = math.sqrt(low * high)
         low, high = (low, middle) if fits(middle) else (middle, high)
-    return high
+    return scaled_noise(alone, high)
 
 
 # Phases: a run continues with less noise and a new sample size until the accuracy is reached.

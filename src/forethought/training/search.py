@@ -494,6 +494,7 @@ STEERED, PUBLIC_TEST = Caveat("steered-by-held-out"), Caveat("public-test")
 ENDINGS: dict[str | None, str] = {
     "reached": "the wanted accuracy was reached",
     "used-up": "the budget was used up",
+    "declined": "the budget was used up, or next_phase chose no further phase",
     "unpaid": "the data set's budget had not so much left",
 }
 
@@ -569,11 +570,19 @@ class PhaseState:
         done = tuple((p.rounds, p.accuracy or 0.0) for p in self.phases)
         copy = filter_from_state(self.filter.state_dict())
         chosen = rule(Progress(self.plan.examples, self.wanted, done, copy))
-        if chosen is not None and not isinstance(chosen, Rounds):
-            raise TypeError(f"next_phase must return Rounds or None, not {chosen!r}")
-        if chosen is not None and self.filter.would_exceed(chosen):
+        if chosen is None:
+            self.ending = "declined"
             return None
-        return chosen
+        if not isinstance(chosen, Rounds):
+            raise TypeError(f"next_phase must return Rounds or None, not {chosen!r}")
+        # What the plan refuses is refused here: once noted, every resume would meet it again.
+        self.of_phase(chosen)
+        return None if self.filter.would_exceed(chosen) else chosen
+
+    def of_phase(self, rounds: Rounds) -> Plan:
+        """The plan of one phase. Raises ValueError: the run's plan cannot have such rounds."""
+        part = Mechanism(rounds, adjacency=self.plan.mechanism.adjacency)
+        return self.plan.remade(mechanism=part)
 
     def begin(self, rounds: Rounds) -> None:
         if self.filter is not None:
@@ -863,7 +872,7 @@ def _run(
         if not state.running:
             chosen = state.next(next_phase)
             if chosen is None:
-                state.ending = "used-up"
+                state.ending = state.ending or "used-up"
                 break
             state.begin(chosen)
             if checkpointer is not None:
@@ -979,13 +988,12 @@ def _kept(
 
 def _phase_task(task: Task, state: PhaseState, index: int) -> Task:
     rounds = state.phases[-1].rounds
-    part = Mechanism(rounds, adjacency=state.plan.mechanism.adjacency)
     total, tell = max(len(state.plan.mechanism), state.total), task.progress
     folder = None if task.folder is None else RunFolder(_place(task.folder, index))
-    every = task.execution.log_every or max(1, math.ceil(len(part) / ROWS))
+    every = task.execution.log_every or max(1, math.ceil(rounds.count / ROWS))
     return replace(
         task,
-        plan=state.plan.remade(mechanism=part),
+        plan=state.of_phase(rounds),
         folder=folder,
         files={},
         execution=replace(task.execution, log_every=every),
