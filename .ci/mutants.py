@@ -82,7 +82,7 @@ MUTANTS = [
            "math.sqrt(effect)", "1.0",
            "test_figures_of_persons_lie_in_their_intervals_as_often_as_said[True-1.0]"),
     Mutant("results: whose a held-out row is", "data/tables.py::load_table",
-           "together[rows.held]", "None",
+           "told(aside.person or aside.split_by, rows.held)", "None",
            "test_intervals_know_that_rows_of_a_person_are_alike[split_by]"),
     Mutant("records: one buffer for all", "DatasetRecords._read",
            "_copied(self._dataset[index])", "self._dataset[index]",

@@ -75,7 +75,7 @@ def varied_cells() -> Iterator[Cell]:
     """Where a column is far behind the other, or behind the paper: one thing changed at a time."""
     for change in ("told", "flat", "shorter=3", "shorter=3 flat"):
         yield Cell("cifar10", "SN+Linear", 3.0, 1, CLIENTS, f"planned {change}")
-    for batch in (125, 500):
+    for batch in (60, 125, 500):
         yield Cell("fashion-mnist", "CNN+ReLU", 2.7, 1, CLIENTS, f"paper batch={batch}")
 
 

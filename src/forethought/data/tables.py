@@ -430,11 +430,11 @@ def load_table(
     classes = len(aside.labels) if labels is None else labels.classes
     if labels is not None and labels.names is not None:
         encoder = replace(encoder, classes=labels.names)
-    owner, together = (
-        None if name is None else np.array(named(path, rows.aside[name]))
-        for name in (aside.person or aside.site, aside.person or aside.split_by)
-    )
-    owners = None if owner is None else owner[~rows.held]
+
+    def told(name: str | None, part: NDArray[np.bool_]) -> NDArray[np.str_] | None:
+        return None if name is None else np.array(named(path, rows.aside[name]))[part]
+
+    owners = told(aside.person or aside.site, ~rows.held)
     caveats, notes, norm = declared.caveats, ["numbers as they are in the file, not rescaled"], None
     if schema is None:
         assert labels is not None
@@ -453,7 +453,7 @@ def load_table(
     loaded = Dataset(
         *(name, train, held, classes, tuple(notes), caveats, owners, encoder),
         feature_norm=norm,
-        test_persons=None if together is None else together[rows.held],
+        test_persons=told(aside.person or aside.split_by, rows.held),
     )
     if schema is None or aside.person is None or owners is None:
         return loaded
