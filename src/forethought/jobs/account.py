@@ -39,7 +39,8 @@ from forethought.gossip.statements import NOTES, network_gains, outsider_gain
 from forethought.jobs.job import JOB_NAME, JobRequest
 from forethought.ledger.book import Account, Entry, Reservation
 from forethought.ledger.history import history
-from forethought.ledger.paid_run import IN_BOOK, book_at, in_words
+from forethought.ledger.paid_run import EVIDENCE as IN_BOOK
+from forethought.ledger.paid_run import book_at, in_words
 from forethought.values import signing
 from forethought.values.caveats import Caveat, one_line
 from forethought.values.checks import real, whole

@@ -88,26 +88,24 @@ class Network:
     encoding: str = ""
 
     @classmethod
-    def of(cls, loaded: load.Loaded, section: Section, shared: SharedModel) -> Network:
+    def of(cls, loaded: load.Loaded, shared: SharedModel) -> Network:
         """The facts about a loaded job's model."""
-        known = loaded.noise_borne, digest_of(shared.read()), encoding_of(loaded, section)
+        known = loaded.noise_borne, digest_of(shared.read()), encoding_of(loaded)
         return cls(shared.layout.size, shared.architecture, *known)
 
 
-def encoding_of(loaded: load.Loaded, section: Section) -> str:
+def encoding_of(loaded: load.Loaded) -> str:
     """The way from records to inputs and losses: a digest of a declared table, else a public text.
 
-    It leaves out how a member's own file writes them, which may differ from the others'. It has
-    how the section deals the job's data out: dealt otherwise, two members would hold one record.
+    It leaves out how a member's own file writes them, which may differ from the others'.
     """
     encoder, data = loaded.dataset.encoder, loaded.request.job.data
     weights = loaded.class_weights
-    dealt = None if section.brings_own or section.shares == "iid" else section.shares
     # Without a declaration words and classes come from private records, and a digest that others
     # get would let them test guesses.
     if encoder is None or data.columns is None:
         given: dict[str, object] = {"standardise": data.standardise, "class_weights": weights}
-        given |= {"features": loaded.dataset.fixed_features, **({"shares": dealt} if dealt else {})}
+        given["features"] = loaded.dataset.fixed_features
         return canonical(given) if any(given.values()) else ""
     columns: list[Any] = []
     for name, kind in encoder.columns:
@@ -120,8 +118,8 @@ def encoding_of(loaded: load.Loaded, section: Section) -> str:
         columns += [[name, count, value]] if count else []
     classes = encoder.classes and list(map(spelled, encoder.classes))
     known = {"columns": columns, "classes": classes, "format": None, "label": None}
-    more = [one for one in (weights, dealt) if one]
-    return digest([{**encoder.to_dict(), **known}, data.standardise, *more])
+    losses = [weights] if weights else []
+    return digest([{**encoder.to_dict(), **known}, data.standardise, *losses])
 
 
 @dataclass(frozen=True)
@@ -236,7 +234,7 @@ def holders_of(request: JobRequest, kind: Kind, data_dir: Path | None = None) ->
         loaded, parts = deal(request, section, data_dir)
         sizes = [load.count_of(loaded.dataset, part) for part in parts]
     shared, speeds = SharedModel(load.module_of(loaded)), speeds_of(section, len(sizes))
-    found, budgets = agreed(request, section, sizes, speeds, Network.of(loaded, section, shared))
+    found, budgets = agreed(request, section, sizes, speeds, Network.of(loaded, shared))
     if parts:  # a public sample's caveats are not those of the members' records
         found = replace(found, plans=tuple(loaded.with_caveats(plan) for plan in found.plans))
     times = times_of(section, found, speeds, request.folder)

@@ -51,7 +51,7 @@ from forethought.rounds.contributions import Loss, default_loss
 from forethought.rounds.randomness import Seeds
 from forethought.rounds.records import blank
 from forethought.training.execution import InterruptGuard, launched
-from forethought.training.folder import KEYS, RESERVATION, replace_file, wipe
+from forethought.training.folder import KEYS, RESERVATION, wipe
 from forethought.training.metrics import evaluate
 from forethought.training.records import require_fit
 from forethought.values.checks import require_only
@@ -259,7 +259,7 @@ class _Member:
         """The terms that follow from its own job, for the agreed numbers of records."""
         sizes = [plan.examples for plan in self.agreed.own_plans]
         speeds = holders.speeds_of(self.section, len(sizes))
-        network = holders.Network.of(self.loaded, self.section, self.shared)
+        network = holders.Network.of(self.loaded, self.shared)
         return holders.agreed(self.loaded.request, self.section, sizes, speeds, network)[0]
 
     def require_encoding(self) -> None:
@@ -268,13 +268,13 @@ class _Member:
         Raises:
             JobError: it does.
         """
-        own, agreed = holders.encoding_of(self.loaded, self.section), self.agreed.encoding
+        own, agreed = holders.encoding_of(self.loaded), self.agreed.encoding
         # A declared table and other data say different things, and cannot be compared.
         if own != agreed and own.startswith(_TABLE) == agreed.startswith(_TABLE):
             raise JobError(
                 f"[data] turns records into other inputs than those that {self.agreed.file} was "
                 "made for: take the columns, their order, their ranges and words, the classes and "
-                "their weights, features, standardise and shares of the job that all agreed on"
+                "their weights, features and standardise of the job that all agreed on"
             )
 
     def share(
@@ -349,9 +349,11 @@ def _accuracy(loaded: Loaded, shared: SharedModel, loss: Loss | None = None) -> 
 
 def _save_model(shared: SharedModel, out: Path) -> None:
     """Write the model's weights into a folder, atomically."""
-    from safetensors.torch import save
+    from safetensors.torch import save_file
 
-    replace_file(out / MODEL, save(shared.model.state_dict()))
+    part = out / f".{MODEL}.part"
+    save_file(shared.model.state_dict(), str(part))
+    part.replace(out / MODEL)
 
 
 # A federation's server and its clients.

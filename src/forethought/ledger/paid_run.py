@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from forethought.ledger.store import Store
 
 # Files of a run folder: the reservation of its run, and the book's answer when it was settled.
-RESERVATION, IN_BOOK = "reservation.json", "ledger.json"
+RESERVATION, EVIDENCE = "reservation.json", "ledger.json"
 RESERVATION_SCHEMA, EVIDENCE_SCHEMA = "forethought/reservation/1", "forethought/in-book/1"
 # Approximate seconds between two marks.
 PACE = 1.0
