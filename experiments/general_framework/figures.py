@@ -106,7 +106,8 @@ def main() -> None:
     asked.out.mkdir(parents=True, exist_ok=True)
     trade_offs(asked.out / "general_framework_tradeoff.png")
     rows = [json.loads(line) for line in asked.results.read_text().splitlines()]
-    figure_1([row for row in rows if row["epochs"] == 2], asked.out / "general_framework_accuracy.png")
+    short = [row for row in rows if row["epochs"] == 2]
+    figure_1(short, asked.out / "general_framework_accuracy.png")
 
 
 if __name__ == "__main__":
