@@ -349,11 +349,6 @@ class Aside:
         return self.labels or (self.label,)
 
     @property
-    def kept(self) -> list[str]:
-        """The columns to keep beside the features: all that are none."""
-        return sorted(self.names)
-
-    @property
     def names(self) -> set[str]:
         """The names of all columns that are no features."""
         return {*self.targets, *filter(None, (self.split_by, self.site, self.person))}
@@ -463,7 +458,7 @@ def load_table(
 class _Rows(NamedTuple):
     """A file's rows: features of the training part (``stay``) and of the test part (``out``).
 
-    ``held`` is true for rows of the test part, (N,); ``aside`` has :attr:`Aside.kept` of all rows.
+    ``held`` is true for rows of the test part, (N,); ``aside`` has :attr:`Aside.names` of all rows.
     """
 
     stay: NDArray[np.float32]
@@ -500,7 +495,7 @@ class _Reader:
             parts.append(self.encoder.encode(frame, str(path), first, outside))
             if share:
                 hashes.append(split_hashes(self._identities(frame, path)))
-            aside.append(frame.select(self.aside.kept))
+            aside.append(frame.select(sorted(self.aside.names)))
             first += len(frame)
         held = np.zeros(first, bool)
         if share:

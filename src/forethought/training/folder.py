@@ -891,6 +891,10 @@ class RunFolder:
             raise CheckpointError(f"there is no run to resume in {self.path}: it has no {PLAN}")
         return Plan.load(path)
 
+    def save_plan(self, plan: Plan) -> None:
+        """Write ``plan.json``."""
+        self.add({PLAN: plan.to_json() + "\n"})
+
     def save_results(
         self,
         state: Mapping[str, torch.Tensor],

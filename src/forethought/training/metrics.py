@@ -919,7 +919,7 @@ def _wider(figure: Figure, effect: float, name: str) -> Figure:
     )
 
 
-def _weak(task: str, answers: HeldOutAnswers, nothing: HeldOutAnswers, effect: float = 1.0) -> bool:
+def _weak(task: str, answers: HeldOutAnswers, nothing: HeldOutAnswers, effect: float) -> bool:
     """True if no interval excludes the baseline: that of the task's main figure, or of the AUC."""
     name = "mean absolute error" if task == "regression" else "accuracy"
     figure, plain = MEASURES[task][name](answers), MEASURES[task][name](nothing)

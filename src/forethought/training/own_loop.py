@@ -48,7 +48,6 @@ from forethought.rounds.records import MappedRecords, Records, TensorRecords, bl
 from forethought.training.execution import Execution, ShortForms, all_there, alone, settled
 from forethought.training.folder import (
     OF_TORCH,
-    PLAN,
     UNENDED,
     RunFolder,
     fingerprint,
@@ -465,7 +464,7 @@ class _Rounds:
             with locked(path):
                 if folder is not None:
                     folder.begin(overwrite=False)
-                    folder.add({PLAN: self.plan.to_json() + "\n"})
+                    folder.save_plan(self.plan)
                 if self._paid is not None:
                     found = in_the_book(self._paid, found, folder, self._paid.begun)
                 if folder is not None:

@@ -896,7 +896,7 @@ def kept_in(folder: RunFolder | None, run: _Run) -> _Run:
     """A run whose plan and results are written into its folder, if it has one."""
     if folder is None:
         return run
-    folder.add({PLAN: run.plan.to_json() + "\n"})
+    folder.save_plan(run.plan)
     statement = folder.save_results(
         run.model.state_dict(), run.history, run.statement, run.transcript
     )
