@@ -287,6 +287,20 @@ def test_what_comes_out_without_noise_is_what_was_asked() -> None:
     assert fine == pytest.approx(np.quantile(inside, [0.1, 0.5, 0.9]), abs=2 * 4 / 1024)
 
 
+@pytest.mark.parametrize("more", [{}, {"where": MEN}])
+def test_noise_does_not_move_quantiles_upwards(more: dict[str, Any]) -> None:
+    """Means of 200 draws spread by 0.3; with a total that is too high they are off by up to 1.7."""
+    generator, n, at = np.random.default_rng(8), 200, (0.25, 0.5, 0.75, 0.9)
+    one = Quantiles(column="x", range=(0, 100), at=at, **more)
+    tally = one.tally(rows({"x": np.linspace(0, 100, n), "sex": ["M"] * n}, {"x", "sex"}))
+    std = 3.6 * one.reach("add-or-remove")
+    found = [
+        [made.value for made in one.estimates(tally + std * noise, std, n)]
+        for noise in generator.standard_normal((200, one.size))
+    ]
+    assert np.mean(found, axis=0) == pytest.approx(100 * np.array(at), abs=0.8)
+
+
 @pytest.mark.parametrize(
     ("low", "high", "bins"),
     [(0, 100, 100), (0, 49, 49), (0, 1, 100), (1_000_000, 1_000_001, 100)],

@@ -125,8 +125,10 @@ class Quantiles(_OfSums, kinds.OfRange):
         return cumulative.encoded(kinds.binned(self, rows, self.column, self.kept(rows)))
 
     def estimates(self, noised: Array, std: float, examples: int) -> tuple[Estimate, ...]:
-        sums = np.cumsum(cumulative.rising(self.counts(noised, examples)))
-        total = max(1.0, float(sums[-1]))
+        counts = self.counts(noised, examples)
+        total = max(1.0, float(counts.sum()))
+        # The last rising sum is the largest mean of the last sums: it exceeds the total on average.
+        sums = np.cumsum(cumulative.rising(counts)).clip(max=total)
         low, high = self.range
         edges = np.linspace(low, high, self.bins + 1)
 
