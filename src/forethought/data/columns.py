@@ -24,6 +24,7 @@ from forethought.data.files import (
     DataError,
     TableFormat,
     finite,
+    spelled,
     written,
 )
 from forethought.values.serialisation import Stored, plain
@@ -673,9 +674,11 @@ class Category(Column):
         return f"one of {words}" + (", or another word" if self.other else "")
 
     def __post_init__(self) -> None:
-        if not self.words or len(set(self.words)) < len(self.words):
-            words = list(self.words)
-            raise UndeclaredError(f"categories are one or more different words, not {words!r}")
+        if not self.words or len(set(map(spelled, self.words))) < len(self.words):
+            raise UndeclaredError(
+                f"categories are one or more different words, not {list(self.words)!r}: "
+                '"7" and "7.0" are one, and so are "1" and "true"'
+            )
         if len(self.words) > MOST_CATEGORIES:
             raise UndeclaredError(
                 f"{len(self.words)} categories: at most {MOST_CATEGORIES}; drop a column of names"
