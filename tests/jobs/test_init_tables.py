@@ -39,6 +39,7 @@ def persons(count: int = 300) -> np.ndarray:
         (0, 1, True, (0, 1)),
         (-12.0, 431.0, False, (-20, 440)),
         (5.0, 5.0, False, (5.0, 6.0)),
+        (0.0, 3e-308, False, (0.0, 1.0)),
         (0.002, 0.019, False, (0.0, 0.019)),
         (-1e308, 1e308, False, (-1e308, 1e308)),
     ],
@@ -554,6 +555,13 @@ def test_large_whole_numbers_that_run_are_no_feature(tmp_path):
     for low, high in ((2.0**62, 2.0**62), (2.0**62, 2.0**62 + 2.0**20), (1e12, 1e12 + 0.25)):
         first, last = outward(low, high, low == 2.0**62)
         assert float(first) < float(last) and first <= low and high <= last
+
+
+def test_numbers_near_zero_get_a_range_that_can_be_read(tmp_path):
+    path = table(tmp_path, a=np.random.default_rng(0).uniform(0, 3e-308, ROWS))
+    text = job_for(path, "outcome")
+    assert "a = [" in text
+    Job.parse(text).load_data()
 
 
 def test_one_class_in_two_spellings_is_one(tmp_path):

@@ -35,6 +35,8 @@ from forethought.values.serialisation import Stored, plain
 # Words that people write where a value is missing.
 MISSING_WORDS = ("", "?", "-", "na", "n/a", "nan", "null", "none", "missing", ".", "#n/a")
 MOST_WORDS = 30
+# Half the width of the narrowest range; below it a number in the range would lose digits.
+_NARROWEST = float(np.finfo(np.float64).tiny)
 _FORMS = ("%Y-%m-%d", "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%Y/%m/%d", "%Y%m%d")
 _ENOUGH = 0.95
 # The number of rows that are checked for repeated values; the mean letters an entry above which a
@@ -517,7 +519,7 @@ class Number(Column):
             )
         if self.log and not math.isfinite(self.high - self.low):
             raise UndeclaredError(f"[{self.low}, {self.high}] is too wide for its logarithm")
-        if self.scale[1] < np.finfo(np.float64).tiny:
+        if self.scale[1] < _NARROWEST:
             raise UndeclaredError(f"[{self.low}, {self.high}] is too narrow to tell numbers apart")
 
     @property
@@ -997,7 +999,7 @@ def outward(low: float, high: float, whole: bool) -> tuple[float, float]:
     a tenth of ``high − low`` (of whole numbers, at least 1). A range that begins near 0 begins at
     0.
     """
-    if low == high:
+    if high / 2 - low / 2 < _NARROWEST:
         high = low + max(1.0, math.ulp(low))
         return (int(low), int(high)) if whole else (low, high)
     most = (high - low) / 10
