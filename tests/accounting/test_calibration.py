@@ -71,6 +71,18 @@ def test_calibrating_undoes_epsilon():
         assert again == pytest.approx(sigma, rel=3e-3)
 
 
+def test_a_jump_of_epsilon_is_found_in_few_steps():
+    """As where a sharper bound on one side was too much work; 83 with halvings to the last bit."""
+    asked: list[float] = []
+
+    def make(sigma: float) -> Mechanism:
+        asked.append(sigma)
+        return Mechanism(Rounds(sigma if sigma > 3 else sigma / 2, 1, FullBatch()))
+
+    found = calibrate(make, Budget(1.6, 1e-5), (0.5, 50))
+    assert 3 < found <= 3 * (1 + 1e-6) and len(asked) < 50
+
+
 def test_a_bracket_without_a_solution_is_refused():
     def make(sigma: float) -> Mechanism:
         return Mechanism(Rounds(sigma, 10, FullBatch()))

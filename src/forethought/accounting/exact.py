@@ -754,8 +754,9 @@ def single_part(part: Pair | DiscreteRatio, asked: Asked) -> Bounds:
 # Solve for any one unknown so that the certified ε meets a budget.
 
 
-# Most steps of the secant search with estimates, and of its correction with certified values.
-_STEPS, _ATTEMPTS = 12, 4
+# Most steps of the secant search with estimates, and of its correction with certified values; steps
+# of the search in a bracket before it only halves it.
+_STEPS, _ATTEMPTS, _INTERPOLATED = 12, 4, 12
 _APART = 0.02
 
 
@@ -779,7 +780,7 @@ def calibrate(
         budget: the target. The certified upper end of ε is at most ``budget.epsilon``.
         bracket: two values, 0 ≤ low < high, of which one meets the budget and the other does not.
         tolerance: the certified ε is at least (1 - tolerance) of the budget if the unknown is
-            continuous; in (0, 0.1].
+            continuous; in (0, 0.1]. Where ε jumps, the place is found to a thousandth of it.
         integer: True if the unknown is an integer; the result is the last that meets the budget.
         group: number of records in which neighbouring data sets differ.
         warn: False if the caller itself warns of a wide interval.
@@ -852,11 +853,14 @@ def _searched(
     at_good, at_bad = ends if meets[0] else ends[::-1]
     target = budget.epsilon * (1 - tolerance / 2)
     for step in range(200):
-        finished = abs(good - bad) <= (1 if integer else 4e-16 * max(good, bad))
+        # Between values so near, the proven bound jumps: a sharper line was too much work.
+        finished = abs(good - bad) <= (1 if integer else 1e-3 * tolerance * max(good, bad))
         if finished or (not integer and at_good >= budget.epsilon * (1 - tolerance)):
             break
-        # Every fourth step halves the bracket, so that a kink cannot stall the search.
-        value = _between(good, bad, at_good, at_bad, target, bisect=step % 4 == 3)
+        # Every fourth step halves the bracket, so that a kink cannot stall the search; late ones
+        # do, for a jump.
+        bisect = step % 4 == 3 or step > _INTERPOLATED
+        value = _between(good, bad, at_good, at_bad, target, bisect=bisect)
         if integer:
             value = float(min(max(round(value), min(good, bad) + 1), max(good, bad) - 1))
         got = spent(value)
@@ -979,7 +983,7 @@ def noise_multiplier(
     found = _near_estimate(make, spent, budget, (1e-3, 1e9), 1e-3, group, start=1.0)
     if found is None:
         bracket = _bracket(spent, budget, rounds)
-        found = calibrate(make, budget, bracket, group=group, warn=False)
+        found = _searched(spent, budget, bracket, 1e-3, integer=False)
     if warn:
         warn_if_wide(epsilon(make(found), budget.delta, group))
     return found
