@@ -124,6 +124,18 @@ def test_a_row_that_the_declarations_refuse_has_no_answer(tmp_path: Path) -> Non
         assert names[0] in ("no", "yes") and names[1] == ""
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("high", [1e-15, 1e-8, 1e300])
+def test_a_logarithm_is_exact_of_any_range(tmp_path: Path, high: float) -> None:
+    declared = TableSchema({**COLUMNS, "age": {"range": [0, high], "log": True}}).parsed()
+    made = predictor(tmp_path, encoder={"columns": tuple(declared.items())})
+    model = onnx_export.whole_model(made, _network())
+    session = onnxruntime.InferenceSession(model.SerializeToString())
+    rows = [(high * share, *ROWS[0][1:]) for share in (0.0, 0.01, 0.3, 0.7, 1.0)]
+    expected = made.predict_proba(frame(rows))
+    assert np.allclose(session.run(["probabilities"], given(rows))[0], expected, atol=1e-6)
+
+
 _KEPT: list[onnx.ModelProto] = []
 
 

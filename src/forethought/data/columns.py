@@ -545,7 +545,7 @@ class Number(Column):
         value = graph.input(name, np.float64, f"{self.describe()}; NaN: missing")
         inside = _between(graph, value, self.low, self.high)
         if self.log:
-            inside = graph.add("Log", graph.add("Sub", inside, graph.constant(self.low - 1.0)))
+            inside = _log1p(graph, graph.add("Sub", inside, graph.constant(self.low)))
         middle, half = map(graph.constant, self.scale)
         scaled = graph.add("Div", graph.add("Sub", inside, middle), half)
         return self._of_number(graph, value, _between(graph, scaled, -1.0, 1.0))
@@ -1014,6 +1014,15 @@ def outward(low: float, high: float, whole: bool) -> tuple[float, float]:
     digits = max(0, -math.floor(math.log10(step)))
     first, last = (round(end, digits) for end in (first, last))
     return (int(first), int(last)) if whole or (last >= 10 and step >= 1) else (first, last)
+
+
+def _log1p(graph: OnnxNodes, value: str) -> str:
+    """log(1 + x), which ONNX lacks: log(u)·x/(u − 1) of the rounded u = 1 + x (W. Kahan)."""
+    one, zero = graph.constant(1.0), graph.constant(0.0)
+    above = graph.add("Add", value, one)
+    apart = graph.add("Sub", above, one)
+    found = graph.add("Mul", graph.add("Log", above), graph.add("Div", value, apart))
+    return graph.add("Where", graph.add("Equal", apart, zero), value, found)
 
 
 def _between(graph: OnnxNodes, value: str, low: float, high: float) -> str:
