@@ -291,15 +291,16 @@ def report(
         there("plan.json") and there("transcript.json")
     ):
         # The folder of a member or of released statistics has a statement but no run of its own.
-        drawn(lambda: write_statement(folder))
         page, statement = folder / "statement.html", Statement.load(folder / "statement.json")
+        drawn(lambda: write_statement(folder, statement))
         values = json.loads(statement.to_json())
         terminal.show_statement(output.console, statement)
         output.show_files([print_pdf(page, page.with_suffix(".pdf")) if pdf else page], "\npage")
     else:
-        drawn(lambda: draw_run(RunSummary.load(folder), folder / "figures"))
-        drawn(lambda: write_pages(RunSummary.load(folder)))
+        read = RunSummary.load(folder)
+        drawn(lambda: draw_run(read, folder / "figures"))
         summary = RunSummary.load(folder)
+        drawn(lambda: write_pages(summary))
         values = summary.to_dict()
         pages = [folder / f"{name}.html" for name in ("report", "statement") if pdf]
         printed = [print_pdf(page, page.with_suffix(".pdf")) for page in pages]
