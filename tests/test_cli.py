@@ -93,9 +93,10 @@ def test_a_statement_of_another_plan_is_noticed(forethought: Command, job: Path)
     plan = ft.Plan.load("run/plan.json")
     other = ft.Mechanism(ft.Rounds(9.0, plan.rounds, plan.sampling))
     plan.with_(mechanism=other).save("run/plan.json")
-    status, _, err = forethought("account", "--verify", "run")
-    assert status == 2
-    assert "plan.json beside the statement is not the one" in err
+    for command in (("account", "--verify"), ("account",), ("report",)):
+        status, _, err = forethought(*command, "run")
+        assert status == 2
+        assert "plan.json beside the statement is not the one" in err
 
 
 @pytest.mark.slow
