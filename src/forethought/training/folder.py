@@ -896,22 +896,20 @@ class RunFolder:
             raise CheckpointError(f"there is no run to resume in {self.path}: it has no {PLAN}")
         return Plan.load(path)
 
-    def save_plan(self, plan: Plan) -> None:
-        """Write ``plan.json``."""
-        self.add({PLAN: plan.to_json() + "\n"})
-
     def save_results(
         self,
+        plan: Plan,
         state: Mapping[str, torch.Tensor],
         history: Sequence[Metrics],
         statement: Statement,
         transcript: Transcript | None,
     ) -> Statement:
-        """Write model, metrics, transcript and, last, the statement; then erase the secrets.
+        """Write plan, model, metrics, transcript and, last, the statement; erase the secrets.
 
         Returns:
             The statement with the hashes of the model file and of the other files that it rests on.
         """
+        self.add({PLAN: plan.to_json() + "\n"})  # the first one may be gone, or edited, by now
         weights = save(_untied(state))
         replace_file(self.path / MODEL, weights)
         statement = statement.of_model(content_hash(weights))
@@ -1000,9 +998,9 @@ class RunFolder:
             # Renamed first, so that half-overwritten keys are never read as keys.
             keys.replace(self.checkpoint / f".{KEYS}.erased")
             sync_folder(self.checkpoint)
-        for path in sorted(self.checkpoint.iterdir()):  # the renamed keys first
+        for path in sorted(filter(Path.is_file, self.checkpoint.iterdir())):  # the keys first
             wipe(path)
-        self.checkpoint.rmdir()
+        shutil.rmtree(self.checkpoint)  # a file server may have put folders of its own in it
         sync_folder(self.path)
 
 
@@ -1288,6 +1286,8 @@ class RunSummary:
             raise ValueError(f"{folder} is not complete: its metrics.csv is gone")
         with undamaged(path), path.open(encoding="utf-8", newline="") as file:
             metrics = tuple(csv.DictReader(file))
+            file.seek(0)
+            from_csv(file.read(), None)  # refuses what is no number
         plan, statement = Plan.load(folder / PLAN), Statement.load(folder / STATEMENT)
         figures = tuple(sorted((folder / FIGURES).glob("*.png")))
         results, shapes = Results.load(folder / RESULTS), None
