@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -92,9 +93,10 @@ def test_a_statement_of_another_plan_is_noticed(forethought: Command, job: Path)
     plan = ft.Plan.load("run/plan.json")
     other = ft.Mechanism(ft.Rounds(9.0, plan.rounds, plan.sampling))
     plan.with_(mechanism=other).save("run/plan.json")
-    status, _, err = forethought("account", "--verify", "run")
-    assert status == 2
-    assert "plan.json beside the statement is not the one" in err
+    for command in (("account", "--verify"), ("account",), ("report",)):
+        status, _, err = forethought(*command, "run")
+        assert status == 2
+        assert "plan.json beside the statement is not the one" in err
 
 
 @pytest.mark.slow
@@ -168,6 +170,28 @@ def test_group_and_delta_can_be_asked_of_a_finished_run(forethought: Command, jo
 
 
 @pytest.mark.slow
+def test_a_run_in_a_folder_that_cannot_be_written_is_reported(
+    forethought: Command, job: Path
+) -> None:
+    forethought("train", job, "--out", "run", "--quiet")
+    shutil.rmtree("run/figures")
+    Path("run/figures").write_text("")  # also whoever may write everywhere cannot draw here
+    status, out, err = forethought("report", "run")
+    assert status == 0 and "differentially private" in out
+    assert "run/figures: file exists; it was not drawn" in err
+
+
+def test_a_folder_that_cannot_be_written_is_told_before_an_audit(
+    forethought: Command, job: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def audited(*arguments: object, **options: object) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr("forethought.jobs.audit.audited", audited)
+    status, _, err = forethought("audit", job, "--out", "job.toml/audit")
+    assert status == 1 and "not a directory" in err
+
+
 def test_an_existing_run_folder_asks_what_to_do(forethought: Command, job: Path) -> None:
     assert forethought("train", job, "--out", "run", "--quiet")[0] == 0
     status, _, err = forethought("train", job, "--out", "run")

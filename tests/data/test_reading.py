@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 import io
+import sys
 
 import numpy as np
 import polars as pl
@@ -226,6 +227,12 @@ def test_faults_are_named(tmp_path, content, message):
     with pytest.raises(DataError, match=message) as found:
         both(f"csv:{path}")
     assert "\n" not in str(found.value)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a file that nobody can read")
+def test_a_table_that_cannot_be_read_is_not_called_corrupt():
+    with pytest.raises(DataError, match="cannot be read"):
+        load("csv:/proc/self/mem", label="outcome")
 
 
 def test_what_is_no_number_is_named_by_its_example(tmp_path, monkeypatch):

@@ -235,6 +235,17 @@ def test_a_stopped_run_stays_active_and_the_same_folder_goes_on(tmp_path: Path) 
     with pytest.raises(ValueError, match="it began with"):
         other = Ledger(ledger.url, "others")
         train(model(), records(), planned(), ledger=other, out=out, resume=True)
+    kept = (out / RESERVATION).read_text()
+    for damaged in (
+        kept[:-9],
+        "[]",
+        kept.replace('"url"', '"link"'),
+        kept.replace(": 1,", ": 1e9,"),
+    ):
+        (out / RESERVATION).write_text(damaged)
+        with pytest.raises(BookError, match="holds no reservation"):
+            train(model(), records(), planned(), ledger=ledger, out=out, resume=True)
+    (out / RESERVATION).write_text(kept)
     run = train(model(), records(), planned(), ledger=ledger, out=out, resume=True)
     (held,) = book.reservations("patients")
     assert (held.status, held.released) == ("settled", ROUNDS)

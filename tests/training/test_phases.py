@@ -304,6 +304,9 @@ def test_a_finished_folder_is_complete_and_keeps_no_secret(plan: Plan, tmp_path:
         adaptive(plan, out=tmp_path / "run")
     with pytest.raises(CheckpointError, match="accuracy was"):
         adaptive(plan, 0.5, out=tmp_path / "run", resume=True)
+    (tmp_path / "run" / "phases.json").write_text("{}")
+    with pytest.raises(CheckpointError, match="is damaged"):
+        adaptive(plan, out=tmp_path / "run", resume=True)
 
 
 @pytest.mark.slow

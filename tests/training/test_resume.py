@@ -186,6 +186,40 @@ def test_one_changed_value_is_another_data_set(stopped: Path) -> None:
         train(nn.Linear(4, 2), (inputs, targets), plan(), test=data(1), out=stopped, resume=True)
 
 
+@pytest.mark.parametrize(
+    ("name", "other", "said"),
+    [
+        ("noise", "07" * 32, "keys changed"),  # rounds 9 to 11 would get other noise
+        ("seeded_noise", True, "keys changed"),
+        ("identity", "07", "holds no keys"),
+    ],
+)
+def test_a_run_goes_on_with_its_own_keys_alone(
+    name: str, other: object, said: str, stopped: Path
+) -> None:
+    path = stopped / "checkpoint" / "keys"
+    path.write_text(json.dumps({**json.loads(path.read_text()), name: other}))
+    with pytest.raises(CheckpointError, match=said):
+        train(nn.Linear(4, 2), data(), plan(), test=data(1), out=stopped, resume=True)
+
+
+def test_a_link_that_is_turned_leads_a_run_into_no_other_folder(
+    stopped: Path, tmp_path: Path
+) -> None:
+    other, link = stopped, tmp_path / "newest"
+    before = {path: path.read_bytes() for path in other.rglob("*") if path.is_file()}
+    link.symlink_to(tmp_path / "own")
+
+    def turn(event: Event) -> None:
+        if event.round == 5:
+            link.unlink()
+            link.symlink_to(other)
+
+    run = train(nn.Linear(4, 2), data(), plan(), out=link, checkpoint_every=2, progress=turn)
+    assert run.folder == tmp_path / "own" and (run.folder / "statement.json").is_file()
+    assert before == {path: path.read_bytes() for path in other.rglob("*") if path.is_file()}
+
+
 def test_rounds_are_not_repeated_under_other_rounding(stopped: Path) -> None:
     with pytest.raises(CheckpointError, match="micro_batch was None,"):
         train(

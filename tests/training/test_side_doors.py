@@ -33,6 +33,7 @@ from forethought.training.folder import (
     ReleasedRounds,
     RunFolderBusyError,
     RunSecrets,
+    RunSummary,
     UnfinishedRun,
     fingerprint,
     locked,
@@ -205,6 +206,29 @@ def test_a_damaged_file_of_a_finished_run_is_named(
     (tmp_path / "run" / name).write_bytes(content)
     with pytest.raises(ValueError, match=r"metrics\.csv|transcript\.json|plan\.json"):
         train(nn.Linear(4, 2), data(), out=tmp_path / "run", resume=True)
+
+
+def test_a_run_ends_whole_after_others_were_in_its_folder(tmp_path: Path) -> None:
+    """As file servers put folders of their own everywhere."""
+    out = tmp_path / "run"
+
+    def meddle(event: Event) -> None:
+        if event.round == 2:
+            (out / "checkpoint" / "@thumbs").mkdir()
+            (out / "plan.json").unlink()
+
+    run = train(nn.Linear(4, 2), data(), plan(), out=out, progress=meddle)
+    assert Plan.load(out / "plan.json") == run.plan
+    assert ft.Statement.load(out / "statement.json") == run.statement
+    assert not (out / "checkpoint").exists()
+
+
+@pytest.mark.parametrize("rows", ["1,2,3", "x,2", "1,two"])
+def test_figures_that_are_none_are_not_reported(tmp_path: Path, rows: str) -> None:
+    train(nn.Linear(4, 2), data(), plan(1), out=tmp_path / "run")
+    (tmp_path / "run" / "metrics.csv").write_text(f"round,epsilon\n{rows}\n")
+    with pytest.raises(CheckpointError, match="is damaged"):
+        RunSummary.load(tmp_path / "run")
 
 
 def test_two_runs_in_one_folder_are_one_line(tmp_path: Path) -> None:

@@ -660,12 +660,23 @@ class Statement:
 
         Raises:
             OSError: the file cannot be read.
-            StatementError: not a statement; the message names the file.
+            StatementError: not a statement, or the plan or transcript beside it is of another run;
+                the message names the file.
         """
+        path = Path(path)
         try:
-            return cls.from_json(Path(path).read_text(encoding="utf-8"))
+            statement = cls.from_json(path.read_text(encoding="utf-8"))
         except (StatementError, UnicodeDecodeError) as error:
             raise StatementError(f"{path}: {error}") from error
+        files = {} if statement.evidence is None else statement.evidence.files
+        for name in files.keys() & {"plan.json", "transcript.json"}:
+            held = path.with_name(name)
+            if held.is_file() and content_hash(held.read_bytes()) != files[name]:
+                raise StatementError(
+                    f"{path}: the {name} beside the statement is not the one that it rests on: its "
+                    "hash differs. Restore both from one copy"
+                )
+        return statement
 
     def to_markdown(self) -> str:
         """The statement as a Markdown page for a data-protection officer."""

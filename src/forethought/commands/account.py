@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -267,6 +268,14 @@ def report(
     def there(*names: str) -> bool:
         return any((folder / name).is_file() for name in names)
 
+    def drawn(write: Callable[[], object]) -> None:
+        try:
+            write()
+        except OSError as error:  # such as a folder that may only be read
+            if pdf:
+                raise  # older pages would be printed
+            command.say("warning", "yellow", f"{command.of_the_system(error)}; it was not drawn")
+
     if there("statement.intoto.json"):
         if pdf:
             verified(folder)  # no other page is printed than the one that was signed
@@ -282,15 +291,16 @@ def report(
         there("plan.json") and there("transcript.json")
     ):
         # The folder of a member or of released statistics has a statement but no run of its own.
-        page = write_statement(folder)
-        statement = Statement.load(folder / "statement.json")
+        page, statement = folder / "statement.html", Statement.load(folder / "statement.json")
+        drawn(lambda: write_statement(folder, statement))
         values = json.loads(statement.to_json())
         terminal.show_statement(output.console, statement)
         output.show_files([print_pdf(page, page.with_suffix(".pdf")) if pdf else page], "\npage")
     else:
-        draw_run(RunSummary.load(folder), folder / "figures")
+        read = RunSummary.load(folder)
+        drawn(lambda: draw_run(read, folder / "figures"))
         summary = RunSummary.load(folder)
-        write_pages(summary)
+        drawn(lambda: write_pages(summary))
         values = summary.to_dict()
         pages = [folder / f"{name}.html" for name in ("report", "statement") if pdf]
         printed = [print_pdf(page, page.with_suffix(".pdf")) for page in pages]

@@ -139,11 +139,14 @@ def read(path: Path, most: int = -1) -> bytes:
         with opened_file(path) as file:
             return file.read(most)
     except (*DAMAGE, ValueError) as error:
-        if isinstance(error, OSError) and error.strerror:
-            raise DataError(f"{path}: cannot be read: {error.strerror}") from error
-        raise DataError.unexpected(
-            path, f"a truncated or corrupt compressed file ({error})", "an intact one"
-        ) from error
+        raise _broken(path, error, "compressed file") from error
+
+
+def _broken(path: Path, error: Exception, what: str) -> DataError:
+    """The error for a file that cannot be opened, or read to its end."""
+    if isinstance(error, OSError) and error.strerror:
+        return DataError(f"{path}: cannot be read: {error.strerror}")
+    return DataError.unexpected(path, f"a truncated or corrupt {what} ({error})", "an intact one")
 
 
 @contextmanager
@@ -523,9 +526,7 @@ class Table:
                         'say encoding = "latin-1" or what it is, or save it as CSV in UTF-8'
                     ) from None
         except (*DAMAGE, UnicodeError) as error:
-            raise DataError.unexpected(
-                self.path, f"a truncated or corrupt file ({error})", "an intact one"
-            ) from error
+            raise _broken(self.path, error, "file") from error
 
     def _parquet(self) -> Iterator[pl.DataFrame]:
         with self._reported("Parquet"):

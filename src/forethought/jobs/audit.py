@@ -19,7 +19,7 @@ from forethought.auditing.replay import SECRET, Replay, interrupted, replaying
 from forethought.auditing.verdict import Audit
 from forethought.jobs.job import JOB_NAME, Job, from_file, resumed
 from forethought.jobs.load import Loaded, load_job
-from forethought.jobs.train import prepare, run
+from forethought.jobs.train import prepare, require_folder, run
 from forethought.training.folder import KEYS, PLAN, RESERVATION, RunFolder, wipe
 from forethought.values.plan import Plan
 from forethought.values.serialisation import parse
@@ -64,7 +64,7 @@ def audit(
         ValueError: no such job, plan or run; a model that training refuses.
         OSError: a file that cannot be read.
     """
-    folder = out or _home(path, "audit" if one_run is None else "one-run")
+    folder = _home(path, "audit" if one_run is None else "one-run", out)
     plan, loaded, problem = read_run(path, data_dir)
     given: dict[str, Any] = {"seed": seed, "progress": progress}
     if loaded is not None:
@@ -109,6 +109,7 @@ def replay(
             f"{path} has no keys any more: they are wiped when a run ends. Replay its job "
             "(a run of its own, with the same plan), or a run that is not finished"
         )
+    kept = _home(path, "replay", out)
     request = from_file(path) if source is None else resumed(path)
     job = request.job.model_copy(update={"ledger": None})  # nothing is released, or marked
     start, home = time.perf_counter(), Path(tempfile.mkdtemp(prefix="forethought-replay-"))
@@ -140,7 +141,7 @@ def replay(
         wipe(RunFolder(folder).checkpoint / KEYS)
         shutil.rmtree(home)
     seconds = time.perf_counter() - start
-    return of_replay(found, asked.plan, out or _home(path, "replay"), seconds, _note(job))
+    return of_replay(found, asked.plan, kept, seconds, _note(job))
 
 
 def of_replay(found: Replay, plan: Plan, folder: Path, seconds: float, note: str = "") -> Audited:
@@ -157,8 +158,10 @@ def of_replay(found: Replay, plan: Plan, folder: Path, seconds: float, note: str
     return Audited(audit, plan, folder)
 
 
-def _home(path: Path, what: str) -> Path:
-    return path if path.is_dir() else Path("runs") / f"{path.stem}-{what}"
+def _home(path: Path, what: str, out: Path | None) -> Path:
+    folder = out or (path if path.is_dir() else Path("runs") / f"{path.stem}-{what}")
+    require_folder(folder, overwrite=True)  # before minutes are spent
+    return folder
 
 
 def read_run(path: Path, data_dir: Path | None) -> tuple[Plan, Loaded | None, str]:

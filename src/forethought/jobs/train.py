@@ -208,21 +208,14 @@ def require_folder(out: Path, overwrite: bool = False) -> None:
         RunFolderExistsError: a file or a folder with content, and no permission to replace it.
         OSError: the folder cannot be made or written.
     """
-    RunFolder(out).require_free(overwrite)
-    made: list[Path] = []
-    try:
-        for folder in reversed([one for one in (out, *out.parents) if not one.exists()]):
-            folder.mkdir()
-            made.append(folder)
-        try:
-            with tempfile.TemporaryFile(dir=out):
-                pass
-        except OSError as error:  # its message names the temporary file
-            raise type(error)(error.errno, error.strerror, str(out)) from None
-    finally:
-        for folder in reversed(made):
-            with contextlib.suppress(OSError):  # another process uses it by now
-                folder.rmdir()
+    run = RunFolder(out)
+    run.require_free(overwrite)
+    try:  # nothing is made: another command may be about to use the same folders
+        there = next(one for one in (run.path, *run.path.parents) if one.exists())
+        with tempfile.TemporaryFile(dir=there):
+            pass
+    except OSError as error:  # its message names the temporary file
+        raise type(error)(error.errno, error.strerror, str(out)) from None
 
 
 # Time of a run, from its first rounds on synthetic records of the same shape.
@@ -505,7 +498,7 @@ def run(
         folder: the run folder. resume: continue the run in it. overwrite: replace its content.
         progress: called with the events of training.
     """
-    loaded = prepared.loaded
+    loaded, folder = prepared.loaded, RunFolder(folder).path
     if not resume:  # before a ledger is charged, and before anything is released
         require_trainable(loaded, prepared.plan)
     settings = loaded.request.job.run

@@ -21,7 +21,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from types import TracebackType
+from types import SimpleNamespace, TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from forethought.accounting.adaptive import Selection
@@ -37,7 +37,7 @@ from forethought.ledger.book import (
     Total,
     Unit,
 )
-from forethought.values.checks import require_parts, settle
+from forethought.values.checks import one_of, optional, require_parts, settle, whole
 from forethought.values.mechanism import Mechanism, UnsupportedMechanismError
 from forethought.values.serialisation import parse, write_text
 
@@ -354,9 +354,15 @@ def _kept(path: Path | None, ledger: Ledger) -> dict[str, Any] | None:
     """The reservation noted in a folder; None if none. Raises BookError: of another book."""
     if path is None or not path.is_file():
         return None
-    values = parse(path.read_text(encoding="utf-8"))
-    if not isinstance(values, dict) or values.get("schema") != RESERVATION_SCHEMA:
-        raise BookError(f"{path} holds no reservation of this version: restore it from a copy")
+    try:
+        values = parse(path.read_text(encoding="utf-8"))
+        require_parts(SimpleNamespace(**values), dict.fromkeys(("url", "data", "run", "call"), str))
+        optional(whole, "number", values["number"], most=2**63 - 1)
+        one_of("schema", values["schema"], (RESERVATION_SCHEMA,))
+    except (ValueError, TypeError, LookupError, AttributeError) as error:
+        raise BookError(
+            f"{path} holds no reservation of this version ({error}): restore it from a copy"
+        ) from error
     if (values["url"], values["data"]) != (ledger.url, ledger.data):
         raise BookError(
             f"the run was reserved for {values['data']!r} in {values['url']}, not for "

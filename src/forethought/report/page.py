@@ -30,7 +30,7 @@ from forethought.report.figures import column
 from forethought.report.terminal import plan_rows
 from forethought.values.checks import harmless
 from forethought.values.mechanism import Rounds
-from forethought.values.serialisation import parse, replaced
+from forethought.values.serialisation import parse, replaced, write_text
 from forethought.values.signing import attested
 
 if TYPE_CHECKING:
@@ -531,7 +531,7 @@ def write_statement(folder: Path, statement: Statement | None = None) -> Path:
 
 def _write(page: Path, text: str, statement: Statement) -> None:
     if not (page.exists() and _signed(page.parent, statement)):
-        page.write_text(text, encoding="utf-8")
+        write_text(page, text)
 
 
 def _audited(folder: Path, statement: Statement) -> bool | None:

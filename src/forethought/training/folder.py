@@ -670,7 +670,9 @@ class RunSecrets:
             values = json.loads(path.read_text(encoding="utf-8"))
             if values["schema"] != KEYS_SCHEMA:
                 raise ValueError(f"schema {values['schema']!r}, expected {KEYS_SCHEMA!r}")
-            keys = (bytes.fromhex(values[name]) for name in ("sampling", "noise", "identity"))
+            keys = [bytes.fromhex(values[name]) for name in ("sampling", "noise", "identity")]
+            if {SECRET_BYTES} != set(map(len, keys)):
+                raise ValueError(f"each key has {SECRET_BYTES} bytes")
             sampling, noise, own = keys
             flags = bool(values["seeded_sampling"]), bool(values["seeded_noise"])
             return cls(Secrets(sampling, noise, *flags), own)
@@ -726,7 +728,7 @@ WRITTEN = (PLAN, MODEL, *_OF_RESULTS, RECORD, PAID, *_TOLD)
 
 
 @contextlib.contextmanager
-def _undamaged(path: Path) -> Iterator[None]:
+def undamaged(path: Path) -> Iterator[None]:
     """A context that names a file of a run if its content cannot be read."""
     try:
         yield
@@ -755,11 +757,14 @@ class RunFolder:
     """The folder in which a run leaves its results.
 
     Args:
-        path: the folder; made when missing.
+        path: the folder; made when missing. Links are followed once, here: a link that is turned
+            during a run leads it into no other run's folder.
     """
 
     def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
+        # realpath: resolve() fails in a circle of links. A name without links stays as it was said.
+        real = Path(os.path.realpath(path))
+        self.path = Path(path) if real == Path(path).absolute() else real
         self.checkpoint = self.path / CHECKPOINT
 
     @property
@@ -891,22 +896,20 @@ class RunFolder:
             raise CheckpointError(f"there is no run to resume in {self.path}: it has no {PLAN}")
         return Plan.load(path)
 
-    def save_plan(self, plan: Plan) -> None:
-        """Write ``plan.json``."""
-        self.add({PLAN: plan.to_json() + "\n"})
-
     def save_results(
         self,
+        plan: Plan,
         state: Mapping[str, torch.Tensor],
         history: Sequence[Metrics],
         statement: Statement,
         transcript: Transcript | None,
     ) -> Statement:
-        """Write model, metrics, transcript and, last, the statement; then erase the secrets.
+        """Write plan, model, metrics, transcript and, last, the statement; erase the secrets.
 
         Returns:
             The statement with the hashes of the model file and of the other files that it rests on.
         """
+        self.add({PLAN: plan.to_json() + "\n"})  # the first one may be gone, or edited, by now
         weights = save(_untied(state))
         replace_file(self.path / MODEL, weights)
         statement = statement.of_model(content_hash(weights))
@@ -933,7 +936,7 @@ class RunFolder:
         path = self.path / TRANSCRIPT
         if not path.is_file():
             return None
-        with _undamaged(path):
+        with undamaged(path):
             return Transcript.from_json(path.read_text(encoding="utf-8"))
 
     def prepared(self) -> str | None:
@@ -971,7 +974,7 @@ class RunFolder:
     def load_history(self) -> tuple[Metrics, ...]:
         """Read the history that :meth:`save_results` wrote."""
         public, private = self.path / METRICS, self.path / DIAGNOSTICS
-        with _undamaged(public):
+        with undamaged(public):
             more = private.read_text(encoding="utf-8") if private.is_file() else None
             return tuple(from_csv(public.read_text(encoding="utf-8"), more))
 
@@ -995,9 +998,9 @@ class RunFolder:
             # Renamed first, so that half-overwritten keys are never read as keys.
             keys.replace(self.checkpoint / f".{KEYS}.erased")
             sync_folder(self.checkpoint)
-        for path in sorted(self.checkpoint.iterdir()):  # the renamed keys first
+        for path in sorted(filter(Path.is_file, self.checkpoint.iterdir())):  # the keys first
             wipe(path)
-        self.checkpoint.rmdir()
+        shutil.rmtree(self.checkpoint)  # a file server may have put folders of its own in it
         sync_folder(self.path)
 
 
@@ -1031,7 +1034,11 @@ class Checkpointer:
         self, folder: RunFolder, plan: Plan, keys: RunSecrets, fixed: Mapping[str, Any]
     ) -> None:
         self.folder, self._plan, self._keys = folder, plan, keys
-        self._fixed: dict[str, Any] = {"context": "", "plan": plan.to_dict(), **fixed}
+        own, made = keys.secrets, {"context": "", "plan": plan.to_dict()}
+        # With other keys, rounds after the checkpoint would be released again with other noise.
+        held = own.sampling + own.noise + bytes([own.seeded_sampling, own.seeded_noise])
+        named = {**fixed["identity"], KEYS: blake3(held, key=keys.identity).hexdigest()}
+        self._fixed: dict[str, Any] = {**made, **fixed, "identity": named}
         self._due = 0.0
         self._released: ReleasedRounds | None = None
 
@@ -1277,8 +1284,10 @@ class RunSummary:
         path = folder / METRICS
         if not path.is_file():
             raise ValueError(f"{folder} is not complete: its metrics.csv is gone")
-        with _undamaged(path), path.open(encoding="utf-8", newline="") as file:
+        with undamaged(path), path.open(encoding="utf-8", newline="") as file:
             metrics = tuple(csv.DictReader(file))
+            file.seek(0)
+            from_csv(file.read(), None)  # refuses what is no number
         plan, statement = Plan.load(folder / PLAN), Statement.load(folder / STATEMENT)
         figures = tuple(sorted((folder / FIGURES).glob("*.png")))
         results, shapes = Results.load(folder / RESULTS), None
@@ -1291,7 +1300,7 @@ class RunSummary:
         if measured and (folder / CARD).is_file():  # a folder that is handed on may lack it
             from forethought.data.columns import Encoder
 
-            with _undamaged(folder / CARD):
+            with undamaged(folder / CARD):
                 card = parse((folder / CARD).read_text(encoding="utf-8"))
                 too_wide = Encoder.from_dict(card["encoder"]).too_wide()
         return cls(folder, plan, statement, metrics, figures, results, shapes, too_wide)

@@ -464,11 +464,10 @@ class _Rounds:
             with locked(path):
                 if folder is not None:
                     folder.begin(overwrite=False)
-                    folder.save_plan(self.plan)
                 if self._paid is not None:
                     found = in_the_book(self._paid, found, folder, self._paid.begun)
                 if folder is not None:
-                    found = folder.save_results(state, (), found, transcript)
+                    found = folder.save_results(self.plan, state, (), found, transcript)
                 self.over()
             return found
 

@@ -538,7 +538,8 @@ def reserved(
     if ledger is None:
         if resume and folder is not None and (folder.path / RESERVATION).is_file():
             raise CheckpointError(
-                f"the run in {folder.path} is paid from a ledger: give ledger= to resume it"
+                f"the run in {folder.path} is paid from a ledger: put [ledger] back into its "
+                "job.toml, or give ledger= in Python"
             )
         return None
     found: list[Paid] = []
@@ -748,7 +749,9 @@ def run_plan(task: Task) -> Run:
     history = tuple(loop.history)
     if folder is not None:
         unsaved, state = statement, whole_state(model, team.leads)
-        statement = team.first(lambda: folder.save_results(state, history, unsaved, transcript))
+        statement = team.first(
+            lambda: folder.save_results(plan, state, history, unsaved, transcript)
+        )
     return Run(model, statement, history, plan, path_of(folder), transcript)
 
 
@@ -896,8 +899,7 @@ def kept_in(folder: RunFolder | None, run: _Run) -> _Run:
     """A run whose plan and results are written into its folder, if it has one."""
     if folder is None:
         return run
-    folder.save_plan(run.plan)
     statement = folder.save_results(
-        run.model.state_dict(), run.history, run.statement, run.transcript
+        run.plan, run.model.state_dict(), run.history, run.statement, run.transcript
     )
     return replace(run, statement=statement)

@@ -74,6 +74,7 @@ from forethought.training.folder import (
     replace_file,
     require_files,
     trained_before,
+    undamaged,
 )
 from forethought.training.metrics import Event, Metrics, evaluate, from_values, to_values
 from forethought.training.records import (
@@ -1020,8 +1021,9 @@ def phases_of(path: str | Path) -> tuple[Plan, float] | None:
             return None
         return Plan.from_dict(saved["plan"]), float(saved["settings"]["accuracy"])
     if folder.finished and (folder.path / RECORD).is_file():
-        record = json.loads((folder.path / RECORD).read_text(encoding="utf-8"))
-        return folder.plan(), float(record["accuracy"])
+        with undamaged(folder.path / RECORD):
+            accuracy = float(json.loads((folder.path / RECORD).read_text("utf-8"))["accuracy"])
+        return folder.plan(), accuracy
     return None
 
 
@@ -1044,14 +1046,15 @@ def _read_back(folder: RunFolder, model: torch.nn.Module, state: PhaseState) -> 
     path = folder.path / RECORD
     if not path.is_file():
         raise CheckpointError(f"the finished run in {folder.path} was not made in phases")
-    record = json.loads(path.read_text(encoding="utf-8"))
-    _require({name: record[name] for name in state.settings}, state.settings, folder.path)
+    with undamaged(path):
+        record = json.loads(path.read_text(encoding="utf-8"))
+        phases = tuple(map(_phase_of, record["phases"]))
+        ended = {"reached": record["reached"], "stopped": record["stopped"]}
+        settings = {name: record[name] for name in state.settings}
+    _require(settings, state.settings, folder.path)
     run = read_back(folder, model, state.plan if state.filter is None else None, Team())
     folder.erase_phases()  # a kill during the end of the run may have left them
-    phases = tuple(map(_phase_of, record["phases"]))
-    return PhasedRun(
-        **vars(run), phases=phases, reached=record["reached"], stopped=record["stopped"]
-    )
+    return PhasedRun(**vars(run), phases=phases, **ended)
 
 
 def _require(saved: Mapping[str, Any], present: Mapping[str, Any], folder: Path) -> None:
