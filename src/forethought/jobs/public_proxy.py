@@ -41,10 +41,8 @@ from forethought.values.serialisation import plain
 
 SYNTHETIC = "synthetic"
 # Default clip norms and noise multipliers of a utility graph.
-UTILITY_GRID = {
-    "clip_norms": (0.01, 0.03, 0.1, 0.3, 1.0),
-    "noise_multipliers": (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0),
-}
+CLIP_NORMS = (0.01, 0.03, 0.1, 0.3, 1.0)
+NOISE_MULTIPLIERS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
 
 
 def rehearse_job(
