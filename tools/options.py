@@ -159,7 +159,8 @@ def files() -> dict[Path, str]:
         **{
             SOURCE / room / "__init__.pyi": first_used(f"forethought.{room}")
             for room in (
-                *("accounting", "convex", "data", "estimators", "jobs", "report", "statistics"),
+                *("accounting", "convex", "data", "estimators", "jobs", "ledger", "report"),
+                "statistics",
             )
         },
         PAGE: renewed(PAGE.read_text("utf-8"), OF_PAGE, page()),
