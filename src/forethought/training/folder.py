@@ -46,7 +46,6 @@ from forethought.training.metrics import (
     Results,
     as_csv,
     from_csv,
-    from_values,
 )
 from forethought.training.records import PREPARED
 from forethought.values.caveats import Caveat
@@ -1352,7 +1351,7 @@ class UnfinishedRun:
             if phases and phases[-1]["accuracy"] is None:
                 current = RunFolder(folder / PHASES / f"{len(phases):02d}")
                 released += max(ReleasedRounds.peek(current.checkpoint), default=-1) + 1
-        last = from_values(history[-1:])
+        last = [Metrics(*row) for row in history[-1:]]
         values = {name: getattr(last[0], name) for name in PUBLIC} if last else {}
         public = {name: value for name, value in values.items() if value is not None}
         return cls(folder, plan, released, spent, public)
