@@ -24,15 +24,8 @@ from forethought.planning.solve import of_persons, plan, roughly
 from forethought.rounds.contributions import Loss
 from forethought.rounds.preparation import InputConstants
 from forethought.statistics.sections import statistic
+from forethought.training import records
 from forethought.training.metrics import Decisions, chosen_measures, learnt
-from forethought.training.records import (
-    Arranged,
-    PerPerson,
-    arranged,
-    usual_loss,
-    weighted,
-    with_caveats,
-)
 from forethought.values.caveats import Caveat
 from forethought.values.checks import importable_from
 from forethought.values.mechanism import Budget, FullBatch, Rounds
@@ -286,8 +279,8 @@ class Loaded:
         """The job's loss, one value for each row; None: the usual one for the targets."""
         weights = self.class_weights
         if weights is None:
-            return usual_loss(self.dataset)
-        return weighted(weights, self.dataset)
+            return records.usual_loss(self.dataset)
+        return records.weighted(weights, self.dataset)
 
     @property
     def class_weights(self) -> tuple[float, ...] | None:
@@ -432,7 +425,7 @@ class Loaded:
             own = (*own, _DECISIONS)
         if self.request.job.training.class_weights is not None:
             own = (*own, _WEIGHTS)
-        return with_caveats(plan, (*self.dataset.caveats, *own))
+        return records.with_caveats(plan, (*self.dataset.caveats, *own))
 
 
 def load_job(request: JobRequest, data_dir: Path | None = None) -> Loaded:
@@ -625,9 +618,9 @@ def module_of(loaded: Loaded) -> nn.Module:
     """The model that members exchange and train; a :class:`PerPerson` where data have persons."""
     if loaded.dataset.persons is None:
         return loaded.model
-    return PerPerson(loaded.model, loaded.dataset.train.inputs.shape[1:])
+    return records.PerPerson(loaded.model, loaded.dataset.train.inputs.shape[1:])
 
 
-def arranged_for(loaded: Loaded, own: Dataset, plan: Plan) -> Arranged:
+def arranged_for(loaded: Loaded, own: Dataset, plan: Plan) -> records.Arranged:
     """A member's data as the examples of its plan, with their loss."""
-    return arranged(own.records, plan, loaded.loss)
+    return records.arranged(own.records, plan, loaded.loss)
