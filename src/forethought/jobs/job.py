@@ -1113,6 +1113,11 @@ class JobRequest:
                 found.append(f"{own}; this is one model of all records together")
         return tuple(found)
 
+    def choosing(self, section: str, key: str, value: Any, why: str) -> JobRequest:
+        """The request with the value that was chosen for a key, and the reason for it."""
+        settled = (*self.settled, f"{key} = {toml_value(value)}: {why}")
+        return replace(self, job=self.job.with_(section, **{key: value}), settled=settled)
+
     def released_text(self) -> str:
         """The job as a TOML text that may be published, without its seeds and comments.
 
@@ -1150,40 +1155,17 @@ def resumed(folder: Path) -> JobRequest:
         )
     # The file has all choices of the run; a file without them is of an older version, which made
     # none.
-    return replace(as_encoded(on_pixels(from_file(path))), name=folder.name)
+    return replace(as_given(from_file(path)), name=folder.name)
 
 
-def on_pixels(request: JobRequest) -> JobRequest:
-    """The request with pixels as features where its file would leave the choice to the planner."""
-    job = request.job
-    if job.data.features is not None or job.features is None:
-        return request
-    return replace(request, job=job.with_("data", features="pixels"))
-
-
-def as_encoded(request: JobRequest) -> JobRequest:
-    """The request without a basis or ranges that the planner would add."""
+def as_given(request: JobRequest) -> JobRequest:
+    """The request with inputs as they are, where the planner would choose features or ranges."""
     job = request.job.without_ranges()
+    if job.data.features is None and job.features is not None:
+        job = job.with_("data", features="pixels")
     if job.training.basis == "auto":
         job = job.with_("training", basis="none")
     return replace(request, job=job)
-
-
-def with_basis(request: JobRequest, name: str, why: str) -> JobRequest:
-    """The request with the basis that was chosen for ``"auto"``, and the reason for it."""
-    why += '; what each column adds (predict --why) is told by model = "additive"'
-    settled = (*request.settled, f'basis = "{name}": {why}')
-    return replace(request, job=request.job.with_("training", basis=name), settled=settled)
-
-
-def with_features(request: JobRequest, name: str) -> JobRequest:
-    """The request with the features that were chosen for ``"auto"`` or by default."""
-    if request.job.data.features == name:
-        return request
-    from forethought.data.features import reason_for  # loads torch
-
-    settled = (*request.settled, f'features = "{name}": {reason_for(name)}')
-    return replace(request, job=request.job.with_("data", features=name), settled=settled)
 
 
 def from_numbers(

@@ -17,7 +17,7 @@ from forethought.data.basis import PIECES, Basis, Curves, pairs_pay
 from forethought.data.dataset import Dataset, Split
 from forethought.data.features import best_features, reason_for
 from forethought.data.synthetic import Indices, shares
-from forethought.jobs.job import Job, JobError, JobRequest, with_basis, with_features
+from forethought.jobs.job import Job, JobError, JobRequest
 from forethought.planning import defaults
 from forethought.planning.plan_request import PlanRequest, noise_borne, table_radius
 from forethought.planning.solve import of_persons, plan, roughly
@@ -443,8 +443,9 @@ def load_job(request: JobRequest, data_dir: Path | None = None) -> Loaded:
     for asked in request.job.statistics or ():
         statistic(asked, None if schema is None else schema.parsed())
     dataset = request.job.load_data(data_dir)
-    if dataset.fixed_features is not None:
-        request = with_features(request, dataset.fixed_features)
+    fixed = dataset.fixed_features
+    if fixed is not None and fixed != request.job.data.features:
+        request = request.choosing("data", "features", fixed, reason_for(fixed))
     with importable_from(request.folder or Path.cwd()):
         if request.job.federation is not None:
             # The delay may be a function of the user's, which must be importable.
@@ -480,7 +481,8 @@ def _with_functions(
             counts = dataset.shape[0], len(numbers), dataset.classes or 2
             name, why = defaults.basis_for(examples, budget, *counts)
         if name != "none":
-            request = with_basis(request, name, why)
+            why += '; what each column adds (predict --why) is told by model = "additive"'
+            request = request.choosing("training", "basis", name, why)
     if name == "none":
         return request, dataset
     if not numbers:
@@ -527,10 +529,8 @@ def _with_curves(
         epsilon = budget.epsilon if budget else job.budget.epsilon
         known = len(encoder.numbers), int(people), epsilon
         options["pairs"] = alone and pairs_pay(*known)
-        word = "true" if options["pairs"] else "false"
-        settled = (*request.settled, f"pairs = {word}: by the number of records, columns and ε")
-        job = job.with_("model", pairs=options["pairs"])
-        request = replace(request, job=job, settled=settled)
+        why = "by the number of records, columns and ε"
+        request = request.choosing("model", "pairs", options["pairs"], why)
     try:
         curves = Curves(encoder.numbers, options["pieces"], options["pairs"])
     except (TypeError, ValueError) as error:

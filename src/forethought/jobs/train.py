@@ -22,7 +22,7 @@ from forethought.accounting.adaptive import NegativeBinomialTrials, PoissonTrial
 from forethought.accounting.interval import at_least, warn_if_hollow
 from forethought.data.basis import Basis, Curves
 from forethought.data.dataset import Dataset, PersonRows, Split, one_row_each
-from forethought.jobs.job import JOB_NAME, JobError, JobRequest, as_encoded, on_pixels, overridden
+from forethought.jobs.job import JOB_NAME, JobError, JobRequest, as_given, overridden
 from forethought.jobs.load import Loaded, load_job, public_constants
 from forethought.ledger.book import Charge, unit_of
 from forethought.ledger.paid_run import Advice, Ledger
@@ -765,7 +765,7 @@ def tune_job(
     if request.job.payer is not None:
         request.job.payer.require()  # report an exhausted budget before the data are read
     # The given step sizes are meant for the job's own inputs, so the planner adds no features.
-    request = as_encoded(on_pixels(request))
+    request = as_given(request)
     job = request.job
     loaded = load_job(request, data_dir)
     job.recognise(data_dir, loaded.dataset)

@@ -733,7 +733,6 @@ class Results:
             return None
         try:
             values = json.loads(path.read_text(encoding="utf-8"))
-            values.setdefault("task", "classification" if values["classes"] else "regression")
             found = TypeAdapter(cls).validate_python(values)
             found.sentences()  # raises if a figure that is told is not there
         except (ValueError, TypeError, AttributeError, LookupError, RecursionError):
