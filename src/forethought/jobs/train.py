@@ -645,11 +645,10 @@ def _largest(asked: float, charged: Callable[[float], tuple[Plan, Charge]]) -> A
 
 def _threads(loaded: Loaded, folder: Path, resume: bool) -> int:
     """The number of threads: the job's, that of the continued run, or as many as are free."""
-
     settings = loaded.request.job.run
     begun = threads_of(RunFolder(folder)) if resume else None
-    if settings.threads is not None or begun is not None:
-        return settings.threads or begun or 1
+    if found := settings.threads or begun:
+        return found
     seeded = settings.seed is not None or settings.noise_seed is not None
     return free_threads(torch.get_num_threads(), by_load=not seeded)
 
