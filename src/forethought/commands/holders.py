@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from forethought.auditing.verdict import Audit
     from forethought.federated.statements import Policy
     from forethought.holders.taking_part import TookPart
-    from forethought.jobs.holders import Kind
 
 federate = command.Commands(
     name="federate",
@@ -53,7 +52,7 @@ MEMBER_FOLDER = option("Ledger, secrets and results. Default: runs/JOB-NAME.")
 # Commands of both `federate` and `gossip`.
 
 
-def _kind(context: typer.Context) -> Kind:
+def _kind(context: typer.Context) -> jobs.holders.Kind:
     """The kind of the command group in which a command was called."""
     family = context.parent and context.parent.info_name
     return "gossip" if family == gossip.info.name else "federation"
@@ -200,7 +199,7 @@ for _family, _first in ((federate, "server"), (gossip, "hospital-b")):
 def _take_part(
     output: command.Output,
     take: Callable[..., Any],
-    kind: Kind,
+    kind: jobs.holders.Kind,
     job_file: Path,
     key_folder: Path,
     out: Path | None,
