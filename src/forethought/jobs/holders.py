@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, cast
 
 import numpy as np
 
@@ -139,9 +139,14 @@ class Holders:
     shared: SharedModel
     parts: Parts
     speeds: tuple[float, ...]
-    agreed: Any  # Agreed
+    agreed: Agreed
     budgets: tuple[Budget, ...]
     times: Any  # simulator.Times; for a gossip, simulator.GraphTimes
+
+    @property
+    def gossip(self) -> Gossip:
+        """The agreed gossip; only for jobs with one."""
+        return cast(Gossip, self.agreed)
 
     @property
     def fused(self) -> bool:

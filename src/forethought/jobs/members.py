@@ -645,7 +645,7 @@ def cluster_workers(
     if holders.section_of(request.job, "gossip").rule == "allreduce":
         raise JobError("rule = 'allreduce' is run under torchrun: see examples/gossip.py")
     held = holders.holders_of(request, "gossip", data_dir)
-    gossip, first = begun_in(request, held.agreed, held.shared.read(), out)
+    gossip, first = begun_in(request, held.gossip, held.shared.read(), out)
     folder = None if data_dir is None else data_dir.resolve()
     works = [
         partial(cluster_worker, request, gossip, first, me, out.resolve(), folder)
@@ -748,9 +748,9 @@ def launched_worker(request: JobRequest, out: Path, *, data_dir: Path | None = N
             "cannot come back: begin again with another folder and new plans"
         )
     with launched():
-        first = here.agree(held.agreed, shared.read())
+        first = here.agree(held.gossip, shared.read())
         shared.write(first)
-        gossip = replace(held.agreed, start=digest_of(first))
+        gossip = replace(held.gossip, start=digest_of(first))
         own = held.share(here.rank)
         member = _Member(gossip, here.rank, out / name, held.loaded, own, shared)
         return _take_part(member, lambda keys: TeamLinks())
