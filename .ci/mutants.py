@@ -176,7 +176,7 @@ MUTANTS = [
            "test_it_begins_with_a_job_and_changes_its_numbers_only"),
     Mutant("plan: an optimizer that there is not is told before anything is released",
            "training/run.py::opened_task",
-           "descent_of(plan, trained_here(model))", "None",
+           "optimizers.descent_of(plan, trained_here(model))", "None",
            "test_a_plan_refuses_what_training_would"),
     Mutant("plan: a run folder that cannot be used is told", "jobs/train.py::propose",
            "require_folder(out)", "None",

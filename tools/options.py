@@ -158,7 +158,10 @@ def files() -> dict[Path, str]:
         SOURCE / "errors.pyi": first_used("forethought.errors"),
         **{
             SOURCE / room / "__init__.pyi": first_used(f"forethought.{room}")
-            for room in ("accounting", "convex", "data", "estimators", "statistics")
+            for room in (
+                *("accounting", "convex", "data", "estimators", "jobs", "ledger", "report"),
+                "statistics",
+            )
         },
         PAGE: renewed(PAGE.read_text("utf-8"), OF_PAGE, page()),
     }

@@ -19,7 +19,7 @@ from forethought.commands.command import app, fail, of_the_system, say
 # The commands in the order of ``--help``.
 COMMANDS: tuple[object, ...] = (
     *(plan.init, plan.plan, plan.compare, train.train, train.release, train.predict, train.export),
-    *(account.account, account.audit, account.report, train.tune),
+    *(account.account, account.audit, account.report_run, train.tune),
     *(plan.ui, plan.utility, plan.calculator, plan.papers, account.keygen),
 )
 app.registered_commands.sort(key=lambda command: COMMANDS.index(command.callback))

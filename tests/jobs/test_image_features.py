@@ -14,7 +14,7 @@ import forethought as ft
 from forethought.cli import app
 from forethought.data import DataError, load
 from forethought.data.features import best_features
-from forethought.jobs.job import Job, from_file, on_pixels, resumed
+from forethought.jobs.job import Job, as_given, from_file, resumed
 from forethought.jobs.load import ModelCard, load_job
 
 PATCHES = (1024, 4, 4)
@@ -90,7 +90,7 @@ def test_a_run_of_a_job_that_leaves_it_open_keeps_what_was_taken(job, tmp_path):
     again = load_job(resumed(folder))
     assert (again.dataset.shape, again.request.settled) == (PATCHES, ())
     # New images are turned into the same features.
-    pixels = load_job(on_pixels(from_file(job))).dataset.test
+    pixels = load_job(as_given(from_file(job))).dataset.test
     assert pixels is not None
     assert again.dataset.test is not None
     predictor = ft.load(folder)
@@ -107,7 +107,7 @@ def test_grey_images_take_scattering(tmp_path):
 
 def test_a_run_folder_whose_job_says_nothing_goes_on_with_pixels(job):
     assert load_job(resumed(job.parent)).dataset.shape == (3, 12, 12)
-    assert load_job(on_pixels(from_file(job))).card().features is None
+    assert load_job(as_given(from_file(job))).card().features is None
 
 
 def test_the_planner_knows_their_norm(job):

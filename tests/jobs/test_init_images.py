@@ -19,6 +19,7 @@ from forethought.jobs import onnx_export
 from forethought.jobs.init import holds_arrays, job_for_arrays
 from forethought.jobs.job import Job, from_file
 from forethought.jobs.load import ModelCard, load_job
+from forethought.jobs.public_proxy import rehearse_job
 
 BYTES = np.random.default_rng(0).integers(0, 256, (40, 12, 12, 3), dtype=np.uint8)
 LABELS = np.arange(40) % 2
@@ -127,6 +128,17 @@ def test_init_and_plan_say_why(tmp_path):
     job.write_text(pixels + '[model]\nname = "linear"\n')
     result = CliRunner().invoke(app, ["plan", str(job)])
     assert 'consider: images on pixels: features = "patches"' in " ".join(result.output.split())
+
+
+def test_a_job_for_an_archive_is_rehearsed_on_a_named_set(tmp_path):
+    """``task``, which init writes, is of the archive; the named set knows its own classes."""
+    path = archive(tmp_path, np.random.default_rng(0).random((200, 1, 8, 8)), np.arange(200) % 10)
+    text = job_for_arrays(path) + "[training]\nepochs = 1\n"
+    job = tmp_path / "job.toml"
+    job.write_text(text)
+    loaded = load_job(from_file(job))
+    assert 'task = "classification"' in text
+    assert rehearse_job(loaded, loaded.plan(), "digits", 2).source == "digits"
 
 
 def test_advice_is_for_images_on_pixels_alone(tmp_path):

@@ -24,9 +24,7 @@ from forethought.training.metrics import (
     as_csv,
     evaluate,
     from_csv,
-    from_values,
     measured,
-    to_values,
 )
 from forethought.training.run import event
 
@@ -41,7 +39,6 @@ def test_files_read_back_exactly_and_keep_private_numbers_apart() -> None:
     assert from_csv(public, private) == HISTORY
     assert not set(public.splitlines()[0].split(",")) & set(PRIVATE)
     assert all(getattr(row, name) is None for row in from_csv(public, None) for name in PRIVATE)
-    assert from_values(to_values(HISTORY)) == HISTORY
 
 
 def test_an_event_carries_the_last_row() -> None:

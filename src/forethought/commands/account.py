@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from forethought import jobs, report
 from forethought.commands import command
 from forethought.commands.command import argument, flag, option
 from forethought.values import signing
@@ -46,12 +47,7 @@ def account(
 ) -> None:
     """Say exactly how private something is: from numbers, a plan, a run or a statement."""
     from forethought.accounting.interval import warn_if_hollow
-    from forethought.jobs import account as jobs
-    from forethought.jobs.job import from_numbers
     from forethought.papers import comparison
-    from forethought.report import terminal
-    from forethought.report.figures import draw_statement
-    from forethought.report.page import write_statement
 
     verification = None
     delta, examples = flags.pop("delta"), flags.pop("examples")
@@ -72,20 +68,22 @@ def account(
         "give a path, or --examples, --batch, --noise-multiplier and --epochs or --rounds",
     )
     if path is None:
-        statement = jobs.account_for(from_numbers(delta=delta, **flags), examples, group)
+        statement = jobs.account.account_for(
+            jobs.job.from_numbers(delta=delta, **flags), examples, group
+        )
     else:
         if sign is not None:
 
             def drawn(page: Path) -> None:
                 page.unlink()
-                write_statement(page.parent)  # it names the signing key
+                report.page.write_statement(page.parent)  # it names the signing key
 
-            jobs.sign(path, sign, drawn)
+            jobs.account.sign(path, sign, drawn)
         if checks:
-            verification = jobs.verified(path, public_key, ledger=ledger)
-            statement = jobs.again(verification.statement, group=group, delta=delta)
+            verification = jobs.account.verified(path, public_key, ledger=ledger)
+            statement = jobs.account.again(verification.statement, group=group, delta=delta)
         else:
-            statement = jobs.statement_of(path, group=group, delta=delta)
+            statement = jobs.account.statement_of(path, group=group, delta=delta)
     warn_if_hollow(statement.delta, statement.examples, statement.group)
     asked = statement.mechanism, statement.delta, statement.examples, statement.group
     rows = comparison.compare(*asked) if compare else []
@@ -99,23 +97,22 @@ def account(
         output.json(lambda: {**json.loads(statement.to_json()), **more})
     else:
         page = path and (path if path.is_dir() else path.parent) / "statement.md"
-        terminal.show_statement(
+        report.terminal.show_statement(
             output.console,
             statement,
             listed="statement.md" if page and page.is_file() else "what --json prints",
             verified=verification is not None,
         )
         if verification is not None:
-            terminal.show_verification(output.console, verification)
-        terminal.show_comparison(output.console, rows)
+            report.terminal.show_verification(output.console, verification)
+        report.terminal.show_comparison(output.console, rows)
     if figure is not None:
-        output.show_files(draw_statement(statement, figure))
+        output.show_files(report.figures.draw_statement(statement, figure))
 
 
 @command.app.command(epilog="Example: forethought keygen signing.pem")
 def keygen(path: Path = argument("File of the private key; .pub is put beside it.")) -> None:
     """Make a key to sign statements with: forethought account RUN --sign FILE."""
-
     public, fingerprint = signing.generate(path)
     typer.echo(f"private key  {path} (keep it to yourself)")
     typer.echo(f"public key   {public} (give it to those who verify), fingerprint {fingerprint}")
@@ -142,10 +139,6 @@ def audit(
     data_dir: Path | None = command.DATA_DIR,
 ) -> None:
     """Try to refute what a run claims; it never proves it. Exit status 1 if refuted."""
-    from forethought.jobs import audit as jobs
-    from forethought.report import audit as report
-    from forethought.report.terminal import counting
-
     other = quick or thorough or replay
     command.together(
         ("--rounds", output.given("rounds"), "--replay", replay),
@@ -171,13 +164,13 @@ def audit(
         _self_test(output, seed)
         return
     if replay:
-        with counting(output.console, "Replaying", rounds) as progress:
-            audited = jobs.replay(
+        with report.terminal.counting(output.console, "Replaying", rounds) as progress:
+            audited = jobs.audit.replay(
                 path, rounds=rounds, data_dir=data_dir, out=out, progress=progress
             )
     else:
-        with counting(output.console, "Auditing", 5) as progress:
-            audited = jobs.audit(
+        with report.terminal.counting(output.console, "Auditing", 5) as progress:
+            audited = jobs.audit.audit(
                 path,
                 data_dir=data_dir,
                 out=out,
@@ -187,12 +180,12 @@ def audit(
                 one_run=canaries if one_run else None,
                 progress=progress,
             )
-    written, figure = jobs.save(audited)
+    written, figure = jobs.audit.save(audited)
     if figure is not None:
-        report.draw_audit(audited.audit, figure)
+        report.audit.draw_audit(audited.audit, figure)
     files = {"audit": str(written), "figure": None if figure is None else str(figure)}
     output.json(lambda: {**audited.audit.to_dict(), "files": files})
-    report.show_audit(output.console, audited.audit)
+    report.audit.show_audit(output.console, audited.audit)
     output.show_files([written], "\nwritten")
     output.show_files([] if figure is None else [figure])
     _end_refuted(audited.audit)
@@ -200,11 +193,10 @@ def audit(
 
 def _self_test(output: command.Output, seed: int | None) -> None:
     from forethought.auditing.audit import self_test
-    from forethought.report import audit as report
 
     result = self_test(seed)
     output.json(result.to_dict)
-    report.show_self_test(output.console, result)
+    report.audit.show_self_test(output.console, result)
     if not result.passed:
         missed = [row.name for row in result.faults if not row.caught]
         wrong = [row.name for row in result.sound if row.caught]
@@ -235,34 +227,27 @@ def saved(seen: Replay | None, plan: Plan, folder: Path, seconds: float) -> Audi
     """Write the result of a replay as audit.json into the run folder, and return it."""
     if seen is None:
         return None
-    from forethought.jobs.audit import of_replay, save
 
-    found = of_replay(seen, plan, folder, seconds)
-    save(found)
+    found = jobs.audit.of_replay(seen, plan, folder, seconds)
+    jobs.audit.save(found)
     return found.audit
 
 
 def judge(output: command.Output, found: Audit | None) -> None:
     """Print the result of a replay, and end the command if it refutes the run."""
-    from forethought.report.audit import show_audit
-
     if found is not None:
-        show_audit(output.console, found)
+        report.audit.show_audit(output.console, found)
         _end_refuted(found)
 
 
-@command.app.command(epilog="Example: forethought report runs/mnist")
-def report(
+@command.app.command("report", epilog="Example: forethought report runs/mnist")
+def report_run(
     output: command.Output,
     folder: Path = argument("Run folder."),
     pdf: bool = flag("--pdf", "Print report and statement with a browser found here."),
 ) -> None:
     """Show a run's result and statement and draw its figures again, or say how far it came."""
     from forethought.accounting.statement import Statement
-    from forethought.jobs.account import verified
-    from forethought.report import terminal
-    from forethought.report.figures import draw_run
-    from forethought.report.page import print_pdf, write_pages, write_statement
     from forethought.training.folder import RunSummary, UnfinishedRun
 
     def there(*names: str) -> bool:
@@ -278,7 +263,7 @@ def report(
 
     if there("statement.intoto.json"):
         if pdf:
-            verified(folder)  # no other page is printed than the one that was signed
+            jobs.account.verified(folder)  # no other page is printed than the one that was signed
         output.console.print(
             "signed pages stay as they are: forethought account --sign draws them again"
         )
@@ -286,24 +271,26 @@ def report(
         command.refuse(pdf, f"the run in {folder} has not ended: there is no report to print")
         unfinished = UnfinishedRun.load(folder)
         values = unfinished.to_dict()
-        terminal.show_unfinished(output.console, unfinished)
+        report.terminal.show_unfinished(output.console, unfinished)
     elif there("federation.json", "gossip.json") or not (
         there("plan.json") and there("transcript.json")
     ):
         # The folder of a member or of released statistics has a statement but no run of its own.
         page, statement = folder / "statement.html", Statement.load(folder / "statement.json")
-        drawn(lambda: write_statement(folder, statement))
+        drawn(lambda: report.page.write_statement(folder, statement))
         values = json.loads(statement.to_json())
-        terminal.show_statement(output.console, statement)
-        output.show_files([print_pdf(page, page.with_suffix(".pdf")) if pdf else page], "\npage")
+        report.terminal.show_statement(output.console, statement)
+        output.show_files(
+            [report.page.print_pdf(page, page.with_suffix(".pdf")) if pdf else page], "\npage"
+        )
     else:
         read = RunSummary.load(folder)
-        drawn(lambda: draw_run(read, folder / "figures"))
+        drawn(lambda: report.figures.draw_run(read, folder / "figures"))
         summary = RunSummary.load(folder)
-        drawn(lambda: write_pages(summary))
+        drawn(lambda: report.page.write_pages(summary))
         values = summary.to_dict()
         pages = [folder / f"{name}.html" for name in ("report", "statement") if pdf]
-        printed = [print_pdf(page, page.with_suffix(".pdf")) for page in pages]
-        terminal.show_summary(output.console, summary)
+        printed = [report.page.print_pdf(page, page.with_suffix(".pdf")) for page in pages]
+        report.terminal.show_summary(output.console, summary)
         output.show_files(printed, "printed")
     output.json(lambda: values)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
+from forethought import jobs, report
 from forethought.accounting.interval import at_most
 from forethought.commands import command
 from forethought.commands.account import judge, saved, watching
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from forethought.auditing.verdict import Audit
     from forethought.federated.statements import Policy
     from forethought.holders.taking_part import TookPart
-    from forethought.jobs.holders import Kind
 
 federate = command.Commands(
     name="federate",
@@ -52,7 +52,7 @@ MEMBER_FOLDER = option("Ledger, secrets and results. Default: runs/JOB-NAME.")
 # Commands of both `federate` and `gossip`.
 
 
-def _kind(context: typer.Context) -> Kind:
+def _kind(context: typer.Context) -> jobs.holders.Kind:
     """The kind of the command group in which a command was called."""
     family = context.parent and context.parent.info_name
     return "gossip" if family == gossip.info.name else "federation"
@@ -74,32 +74,25 @@ def plan(
     data_dir: Path | None = command.DATA_DIR,
 ) -> None:
     """Show what every client or worker would spend, send and take, before anybody trains."""
-    from forethought.jobs.holders import holders_of, plan_job
-    from forethought.jobs.job import from_file
-    from forethought.jobs.public_proxy import GossipRehearsal
-    from forethought.jobs.public_proxy import rehearse as rehearsed
-    from forethought.report import holders as report
-    from forethought.report.terminal import counting
-
     command.together(
         ("--public-proxy", public_proxy is not None, "--rehearse", rehearse),
         ("--repeats", output.given("repeats"), "--rehearse", rehearse),
     )
-    held = holders_of(from_file(job_file), _kind(output.context), data_dir)
-    found = plan_job(held, observer or ())
+    held = jobs.holders.holders_of(jobs.job.from_file(job_file), _kind(output.context), data_dir)
+    found = jobs.holders.plan_job(held, observer or ())
     command.to_write(save, "--save", kind=type(held.agreed))
     if save is not None:
         held.agreed.save(save)
     rehearsal = None
     if rehearse:
-        with counting(output.console, "Rehearsing", repeats) as progress:
-            rehearsal = rehearsed(held, public_proxy, repeats, data_dir, progress)
+        with report.terminal.counting(output.console, "Rehearsing", repeats) as progress:
+            rehearsal = jobs.public_proxy.rehearse(held, public_proxy, repeats, data_dir, progress)
     output.json(
         lambda: found.to_dict() | ({} if rehearsal is None else {"rehearsal": asdict(rehearsal)})
     )
-    report.show_plan(output.console, found)
-    if isinstance(rehearsal, GossipRehearsal):
-        report.show_rehearsal(output.console, rehearsal)
+    report.holders.show_plan(output.console, found)
+    if isinstance(rehearsal, jobs.public_proxy.GossipRehearsal):
+        report.holders.show_rehearsal(output.console, rehearsal)
     elif rehearsal is not None:
         output.say(rehearsal.text())
 
@@ -117,22 +110,17 @@ def simulate(
     data_dir: Path | None = command.DATA_DIR,
 ) -> None:
     """Train all holders of a job in virtual time on this computer."""
-    from forethought.jobs.holders import holders_of, simulate_job
-    from forethought.jobs.job import built_in, from_file
-    from forethought.report import holders as report
-    from forethought.report.terminal import counting
-
     command.refuse((job_file is not None) == demo, "give a job file or --demo")
     command.refuse(resume and out is None, "--resume goes on in a folder: give --out")
     kind = _kind(output.context)
     name = "federated_demo" if kind == "federation" else "gossip_demo"
-    request = built_in(name) if demo else from_file(job_file or Path())
-    held = holders_of(request, kind, data_dir)
-    report.show_agreed(output.console, held.agreed)
+    request = jobs.job.built_in(name) if demo else jobs.job.from_file(job_file or Path())
+    held = jobs.holders.holders_of(request, kind, data_dir)
+    report.holders.show_agreed(output.console, held.agreed)
     options: dict[str, Any] = {"resume": resume, "workers": workers, "engine": engine}
     try:
-        with counting(output.console, "updates", held.agreed.total) as progress:
-            run, synchronous = simulate_job(held, out, progress=progress, **options)
+        with report.terminal.counting(output.console, "updates", held.agreed.total) as progress:
+            run, synchronous = jobs.holders.simulate_job(held, out, progress=progress, **options)
     except KeyboardInterrupt:
         if out is None:
             raise
@@ -140,8 +128,8 @@ def simulate(
         raise typer.Exit(command.fail(words, 130)) from None
     summary = {**run.summary(), "synchronous_seconds": synchronous}
     if out is not None:
-        report.draw_simulation(summary, out)
-    report.show_simulated(output.console, summary)
+        report.holders.draw_simulation(summary, out)
+    report.holders.show_simulated(output.console, summary)
     output.json(lambda: {name: value for name, value in summary.items() if name != "timeline"})
 
 
@@ -160,8 +148,6 @@ def keys(
     One member's own keys, a roster of those that were handed over, or all in one place.
     """
     from forethought.exchange.keys import IDENTITY, Keys
-    from forethought.jobs import members
-    from forethought.jobs.job import from_file
 
     if member is not None:
         command.refuse(
@@ -173,13 +159,13 @@ def keys(
         return
     if job_file is None:
         raise command.UsageError("give a job file, or --member NAME")
-    request, kind = from_file(job_file), _kind(context)
+    request, kind = jobs.job.from_file(job_file), _kind(context)
     if join:
-        roster = members.join(request, kind, join, out, data_dir)
+        roster = jobs.members.join(request, kind, join, out, data_dir)
         shared = " and federation.json" if kind == "federation" else ", gossip.json and first.npy"
         typer.echo(f"{out}/roster.json{shared}: every member puts them beside its own keys")
     else:
-        roster = members.make_everybody(request, kind, out, data_dir)
+        roster = jobs.members.make_everybody(request, kind, out, data_dir)
         typer.echo(f"keys of {', '.join(roster.names)} in {out}")
         typer.echo(
             "made in one place, for a trial: for real, every member makes its own (--member)"
@@ -213,7 +199,7 @@ for _family, _first in ((federate, "server"), (gossip, "hospital-b")):
 def _take_part(
     output: command.Output,
     take: Callable[..., Any],
-    kind: Kind,
+    kind: jobs.holders.Kind,
     job_file: Path,
     key_folder: Path,
     out: Path | None,
@@ -226,10 +212,8 @@ def _take_part(
     Returns:
         The member's name, the result of ``take``, and the audit of a replay (None: no replay).
     """
-    from forethought.jobs.job import from_file, paying
-    from forethought.jobs.members import Membership
-
-    request, member = paying(from_file(job_file), ledger), Membership.load(key_folder, kind)
+    request = jobs.job.paying(jobs.job.from_file(job_file), ledger)
+    member = jobs.members.Membership.load(key_folder, kind)
     name, plan = member.keys.identity.name, member.agreed.plan(member.place)
     folder = out or Path("runs") / f"{request.name}-{name}"
     output.say(f"{name}: ledger and secrets in {folder} (keep it; it is yours alone)")
@@ -335,11 +319,7 @@ def server(
     """Serve a federation until it is finished; started again, it goes on where it was."""
     from rich.live import Live
 
-    from forethought.jobs import members as jobs
-    from forethought.jobs.job import from_file
-    from forethought.report.holders import status_table
-
-    jobs.require_engine(engine)
+    jobs.members.require_engine(engine)
     grpc = engine == "grpc"
     command.together(
         ("--certificates", certificates, "--engine flower", not grpc),
@@ -347,7 +327,7 @@ def server(
         ("--data-dir", output.given("data_dir"), "--engine grpc", grpc),
         ("--json", output.as_json, "--engine grpc", grpc),
     )
-    request = from_file(job_file)
+    request = jobs.job.from_file(job_file)
     folder = out or Path("runs") / f"{request.name}-server"
     if not grpc:
         _by_flower(output, job_file, key_folder, folder, address, certificates)
@@ -364,10 +344,10 @@ def server(
     look: Callable[[Any], None] = (
         _progress(output, _of_server)
         if live is None
-        else lambda status: live.update(status_table(status), refresh=True)
+        else lambda status: live.update(report.holders.status_table(status), refresh=True)
     )
     with live or nullcontext():
-        served, accuracy = jobs.serve_job(
+        served, accuracy = jobs.members.serve_job(
             request,
             key_folder,
             folder,
@@ -431,7 +411,6 @@ def client(
 ) -> None:
     """Take part in a federation; Ctrl-C pauses, the same command goes on."""
     from forethought.holders.topology import LEFT
-    from forethought.jobs import members as jobs
 
     command.together(
         ("--certificates", certificates, "--engine flower", engine != "grpc"),
@@ -439,7 +418,7 @@ def client(
     )
     name, took, found = _take_part(
         output,
-        jobs.take_part_in_job,
+        jobs.members.take_part_in_job,
         "federation",
         *(job_file, key_folder, out, ledger, replay),
         policy=_policy(epsilon, delta),
@@ -494,16 +473,15 @@ def gossip_train(
     data_dir: Path | None = command.DATA_DIR,
 ) -> None:
     """Train a job's gossip on a Ray cluster; Ctrl-C pauses, the same command goes on."""
-    from forethought.jobs.holders import section_of
-    from forethought.jobs.job import from_file
-    from forethought.jobs.members import cluster_workers
-
-    request = from_file(job_file)
+    request = jobs.job.from_file(job_file)
     folder = out or Path("runs") / request.name
-    section_of(request.job, "gossip")  # refuses a job without one, before anything is told
+    # Refuses a job without one, before anything is told.
+    jobs.holders.section_of(request.job, "gossip")
     output.say(f"ledgers and secrets in {folder} (keep it)")
     look = _progress(output, _of_cluster)
-    done = cluster_workers(request, folder, address=address, data_dir=data_dir, look=look)
+    done = jobs.members.cluster_workers(
+        request, folder, address=address, data_dir=data_dir, look=look
+    )
     found = [one.summary() for one in done]
     for one in found:
         spent = "nothing" if one["epsilon"] is None else f"ε {at_most(one['epsilon'])}"
@@ -538,11 +516,9 @@ def peer(
     data_dir: Path | None = command.DATA_DIR,
 ) -> None:
     """Be one worker of a gossip between sites; Ctrl-C pauses, the same command goes on."""
-    from forethought.jobs import members as jobs
-
     _, done, found = _take_part(
         output,
-        jobs.site_worker,
+        jobs.members.site_worker,
         "gossip",
         *(job_file, key_folder, out, ledger, replay),
         listen=listen,

@@ -5,20 +5,17 @@ from __future__ import annotations
 from contextlib import closing, nullcontext
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
 
+from forethought import ledger as books
 from forethought.accounting.interval import at_least, at_most, warn_if_hollow
 from forethought.commands import command
 from forethought.commands.command import argument, flag, option
 from forethought.values.mechanism import Budget
 from forethought.values.plan import Plan
 from forethought.values.serialisation import write_text
-
-if TYPE_CHECKING:
-    from forethought.ledger.book import Book
-    from forethought.ledger.store import Store
 
 ledger = command.Commands(
     name="ledger",
@@ -38,24 +35,21 @@ def url_of(place: str) -> str:
     return place if "://" in place else f"sqlite:///{place}"
 
 
-def _book(place: str, token_file: Path | None = None, key: Path | None = None) -> Book:
+def _book(place: str, token_file: Path | None = None, key: Path | None = None) -> books.book.Book:
     """The ledger at an address, for reading and writing."""
     command.refuse(key and token_file, "a key is for a database, a token file for its service")
-    from forethought.ledger.paid_run import book_at
 
-    return book_at(url_of(place), token_file) if key is None else _store(place, key)
+    return books.paid_run.book_at(url_of(place), token_file) if key is None else _store(place, key)
 
 
-def _store(place: str, key: Path | None) -> Store:
+def _store(place: str, key: Path | None) -> books.store.Store:
     """The ledger in a database, for commands that a ledger service does not offer."""
-    from forethought.ledger.paid_run import stored
-
     url = url_of(place)
     command.refuse(
         url.startswith(("http://", "https://")),
         "this needs the database itself: run it where the book is, not through the service",
     )
-    return stored(url, key)
+    return books.paid_run.stored(url, key)
 
 
 @ledger.command(
@@ -88,18 +82,15 @@ def open_account(
     ),
     key: Path | None = KEY,
 ) -> None:
-    from forethought.ledger.book import Account
-    from forethought.ledger.paid_run import named_key, user
-    from forethought.ledger.store import create, rule_of
 
     chosen: dict[str, Any] = {"adjacency": adjacency, "unit": unit}
-    account = Account(data, Budget(epsilon, delta), until=until, **chosen)
+    account = books.book.Account(data, Budget(epsilon, delta), until=until, **chosen)
     new = output.context.info_name == "create"
-    rule_of(account, rule, blocks)  # before a new book is made
+    books.store.rule_of(account, rule, blocks)  # before a new book is made
     warn_if_hollow(delta, None)
-    with closing(
-        create(url_of(place), actor=user(), key=key or named_key()) if new else _store(place, key)
-    ) as book:
+    named: dict[str, Any] = {"actor": books.paid_run.user()}
+    named["key"] = key or books.paid_run.named_key()
+    with closing(books.store.create(url_of(place), **named) if new else _store(place, key)) as book:
         made = book.open_account(account, rule, blocks)
     end = "" if made.until is None else f" until {made.until}"
     output.say(
@@ -127,15 +118,14 @@ def reserve(
     key: Path | None = KEY,
 ) -> None:
     """Reserve plans by hand, for what this program does not run itself."""
-    from forethought.ledger.book import Charge, unit_of
-
     first, *others = plans = [*map(Plan.load, plan)]
     mechanism = sum((other.mechanism for other in others), first.mechanism)
-    group, units = max(one.records_per_person for one in plans), set(map(unit_of, plans))
+    group = max(one.records_per_person for one in plans)
+    units = set(map(books.book.unit_of, plans))
     command.refuse(
         len(units) > 1, "some plans protect a record, others a person: reserve them one by one"
     )
-    charge = Charge(mechanism, group, partition, unit=units.pop())
+    charge = books.book.Charge(mechanism, group, partition, unit=units.pop())
     with closing(_book(place, token_file, key)) as book:
         made = book.reserve(data, charge, purpose=purpose)
         total = book.total(data)
@@ -154,11 +144,9 @@ def show(
     token_file: Path | None = TOKEN_FILE,
 ) -> None:
     """Show what is spent, what is left, and what that can still buy."""
-    from forethought.ledger.page import shown
-
     with closing(_book(place, token_file)) as book:
         names = [account.data for account in book.accounts()] if data is None else [data]
-        found = [shown(book, name) for name in names]
+        found = [books.page.shown(book, name) for name in names]
     for text, _ in found:
         output.say(text)
     if not found:
@@ -178,13 +166,12 @@ def verify(
 
     Without --public-key, whoever keeps the book can write it anew, and it verifies.
     """
-    from forethought.ledger.chain import verify_export
-
     path = Path(place)
     held = path.read_bytes() if path.suffix == ".json" and path.is_file() else b"SQLite"
     if not held.startswith(b"SQLite"):  # a book's own file may have any name
         command.refuse(token_file, "a JSON export needs no token: leave --token-file out")
-        problems = verify_export(held.decode("utf-8", "replace"), head=head, key=public_key)
+        text = held.decode("utf-8", "replace")
+        problems = books.chain.verify_export(text, head=head, key=public_key)
     else:
         with closing(_book(place, token_file, public_key)) as book:
             problems = book.verify(head)
@@ -208,9 +195,6 @@ def export(
     token_file: Path | None = TOKEN_FILE,
 ) -> None:
     """For an auditor: the year of a data set as one page, or the whole book as JSON."""
-    from forethought.ledger.chain import export as as_json
-    from forethought.ledger.page import account_page
-
     command.refuse(
         out.suffix not in (".html", ".json"),
         f"--out is a page (.html) or the book (.json), not {out.name}",
@@ -222,8 +206,8 @@ def export(
     read = Path(url_of(place).removeprefix("sqlite:///"))
     command.to_write(out, overwrite=overwrite, reads=read)
     with closing(_book(place, token_file)) as book:
-        text = as_json(book.entries()) if data is None else account_page(book, data)
-    write_text(out, text)
+        page = None if data is None else books.page.account_page(book, data)
+        write_text(out, page or books.chain.export(book.entries()))
     output.say(f"written  {out}")
 
 
@@ -272,9 +256,7 @@ def identity(
     output: command.Words, path: Path = argument("New file of the key.", metavar="FILE")
 ) -> None:
     """Make the key by which a book's users recognise records and persons; keep it from the book."""
-    from forethought.ledger.identity import new_key
-
-    new_key(path)
+    books.identity.new_key(path)
     output.say(
         f"{path}: for every machine that trains on the book's data sets. In a job: [ledger] "
         f"identity = {str(path)!r}"
@@ -321,17 +303,16 @@ def serve(
 ) -> None:
     """Let training machines use the book with a token and no database credentials."""
     try:
-        from forethought.ledger.service import listening, server
+        service = books.service
     except ImportError as error:
         raise ValueError(
             f"the service needs more packages ({error.name}): pip install 'forethought[ledger]'"
         ) from None
     with closing(_store(place, key)) as book:
-        listener = listening(
-            host, port, certificate=certificate, key=certificate_key, plain=plain_http
-        )
+        keys: dict[str, Any] = {"certificate": certificate, "key": certificate_key}
+        listener = service.listening(host, port, plain=plain_http, **keys)
         scheme, found = "http" if certificate is None else "https", listener.getsockname()[1]
         output.console.print(f"{place} at {scheme}://{host}:{found}; Ctrl-C ends it")
         with listener, nullcontext() if log is None else log.open("a", encoding="utf-8") as file:
-            made = server(book, certificate=certificate, key=certificate_key, log=file)
+            made = service.server(book, **keys, log=file)
             made.run(sockets=[listener])

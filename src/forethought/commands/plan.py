@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from forethought import jobs, report
 from forethought.commands import command
 from forethought.commands.command import argument, flag, option
 from forethought.values.plan import Plan
@@ -24,14 +25,12 @@ def init(
     overwrite: bool = command.OVERWRITE,
 ) -> None:
     """Write a first job file for a table or for images, for you to correct. Reads the file here."""
-    from forethought.jobs.init import ALL_DROPPED, holds_arrays, job_for, job_for_arrays
-
     command.to_write(out, overwrite=overwrite, reads=table)
-    arrays = holds_arrays(table)
+    arrays = jobs.init.holds_arrays(table)
     command.refuse(
         arrays and label, "--label is a column of a table: an archive's labels are y or y_train"
     )
-    text = job_for_arrays(table) if arrays else job_for(table, label)
+    text = jobs.init.job_for_arrays(table) if arrays else jobs.init.job_for(table, label)
     _put(out, text)
     if arrays:
         output.say(f"{out} is written from the sizes in {table.name}")
@@ -49,8 +48,8 @@ def init(
         if dropped:
             left = "; ".join(f"{name}: {why}" for name, why in dropped)
             output.say(f"Left out: {left}")
-        if ALL_DROPPED in text:
-            output.console.print(f"[yellow]{ALL_DROPPED.removeprefix('# ')}[/yellow]")
+        if jobs.init.ALL_DROPPED in text:
+            output.console.print(f"[yellow]{jobs.init.ALL_DROPPED.removeprefix('# ')}[/yellow]")
     output.say(f"Then: forethought plan {out}, and forethought train {out}")
 
 
@@ -100,12 +99,6 @@ def plan(
     **flags: Any,
 ) -> None:
     """Choose everything before touching private data."""
-    from forethought.jobs.job import from_file, from_numbers, overridden
-    from forethought.jobs.public_proxy import rehearse_job
-    from forethought.jobs.train import propose
-    from forethought.report import terminal
-    from forethought.report.figures import draw_plan
-
     limits = {"epsilon": max_epsilon, "rounds": max_rounds, "gradients": max_gradients}
     numbers = {name: flags.pop(name) for name in ("examples", "parameters", "persons")}
     each = flags.pop("records_per_person")
@@ -130,11 +123,11 @@ def plan(
     )
     command.to_write(save, "--save", kind=Plan)
     if job_file is None:
-        request = from_numbers(records_per_person=each, **flags)
+        request = jobs.job.from_numbers(records_per_person=each, **flags)
     else:
-        request = overridden(from_file(job_file), flags)
+        request = jobs.job.overridden(jobs.job.from_file(job_file), flags)
     searched: dict[str, Any] = {"limits": limits, "weights": _weights(weight)} if pareto else {}
-    found = propose(
+    found = jobs.train.propose(
         request,
         data_dir=data_dir,
         utility=utility,
@@ -152,8 +145,8 @@ def plan(
         found.plan.save(save)
     rehearsal = None
     if rehearse and loaded is not None:
-        with terminal.counting(output.console, "Rehearsing", repeats) as progress:
-            rehearsal = rehearse_job(
+        with report.terminal.counting(output.console, "Rehearsing", repeats) as progress:
+            rehearsal = jobs.public_proxy.rehearse_job(
                 loaded, found.plan, public_proxy, repeats, data_dir, progress, relation
             )
     if output.as_json:
@@ -161,17 +154,17 @@ def plan(
         output.json(lambda: {**found.to_dict(), **more})
     else:
         if found.front is not None:
-            terminal.show_front(output.console, found.front)
-        terminal.show_plan_and_alternatives(output.console, found.plan, found.alternatives)
+            report.terminal.show_front(output.console, found.front)
+        report.terminal.show_plan_and_alternatives(output.console, found.plan, found.alternatives)
         if loaded is not None:
             costs = "" if found.cost is None else found.cost.text(gpu_memory)
-            terminal.show_forecast(output.console, found.forecasts, found.seconds, costs)
+            report.terminal.show_forecast(output.console, found.forecasts, found.seconds, costs)
         if explain:
             output.say(found.plan.explain())
         if rehearsal is not None:
             output.say(rehearsal.text())
     if figure is not None:
-        output.show_files(draw_plan(found.plan, figure, found.front))
+        output.show_files(report.figures.draw_plan(found.plan, figure, found.front))
 
 
 def _weights(given: list[str] | None) -> dict[str, float] | None:
@@ -200,17 +193,15 @@ def compare(
 
     By accuracy, or by R² of a regression: of one label a record, and of rows, not of persons.
     """
-    from forethought.jobs.job import from_file
-    from forethought.jobs.public_proxy import compare_models
-    from forethought.report import terminal
-
     command.together(
         ("--relation", relation is not None, "--public-proxy", public_proxy is not None)
     )
     names = [name.strip() for name in models.split(",") if name.strip()]
-    request = from_file(job_file)
-    with terminal.counting(output.console, "Rehearsing", repeats * len(names)) as progress:
-        found = compare_models(request, names, public_proxy, repeats, data_dir, relation, progress)
+    request = jobs.job.from_file(job_file)
+    with report.terminal.counting(output.console, "Rehearsing", repeats * len(names)) as progress:
+        found = jobs.public_proxy.compare_models(
+            request, names, public_proxy, repeats, data_dir, relation, progress
+        )
     output.json(found.to_dict)
     output.say(found.text())
 
@@ -242,15 +233,10 @@ def utility(
     data_dir: Path | None = command.DATA_DIR,
 ) -> None:
     """See how much noise the job's model bears at each clip norm, on data that costs nothing."""
-    from forethought.jobs.job import from_file
-    from forethought.jobs.load import load_job
-    from forethought.jobs.public_proxy import UTILITY_GRID, utility_of
-    from forethought.report import terminal
-    from forethought.report.figures import draw_utility
     from forethought.utility.graph import UtilityGraph
 
     command.to_write(save, "--save", kind=UtilityGraph)
-    loaded = load_job(from_file(job_file), data_dir)
+    loaded = jobs.load.load_job(jobs.job.from_file(job_file), data_dir)
     loaded.require_rows("a utility graph")
     scale: float | str = noise_scale
     with contextlib.suppress(ValueError):  # no number: the name of a scale
@@ -262,21 +248,21 @@ def utility(
         "noise_scale": scale,
         "holders": holders,
         "stop_at": stop_at,
-        "clip_norms": clip_norm or list(UTILITY_GRID["clip_norms"]),
-        "noise_multipliers": noise_multiplier or list(UTILITY_GRID["noise_multipliers"]),
+        "clip_norms": clip_norm or jobs.public_proxy.CLIP_NORMS,
+        "noise_multipliers": noise_multiplier or jobs.public_proxy.NOISE_MULTIPLIERS,
     }
     command.refuse(leaks not in (None, "accept"), f"--leaks knows only 'accept', not {leaks!r}")
-    with terminal.counting(output.console, "Measuring", 0) as progress:
-        graph = utility_of(
+    with report.terminal.counting(output.console, "Measuring", 0) as progress:
+        graph = jobs.public_proxy.utility_of(
             loaded, public_proxy, settings, data_dir, leaks=leaks is not None, progress=progress
         )
     if save is not None:
         graph.save(save)
     if figure is not None:
-        output.show_files(draw_utility(graph, figure, tolerance))
+        output.show_files(report.figures.draw_utility(graph, figure, tolerance))
     output.json(graph.to_dict)
     if not output.as_json:  # no pair may meet the tolerance
-        terminal.show_utility(output.console, graph, tolerance)
+        report.terminal.show_utility(output.console, graph, tolerance)
 
 
 @command.app.command(
@@ -298,7 +284,6 @@ def calculator(
 ) -> None:
     """The published DP calculators, with conditions, margins and the exact figures."""
     from forethought.papers.calculators import calculate, earlier_phase
-    from forethought.report.terminal import show_calculated
 
     plans = calculate(
         examples=examples,
@@ -312,7 +297,7 @@ def calculator(
         reading="as-printed" if as_printed else "converged",
     )
     output.json(lambda: [plan.to_dict() for plan in plans])
-    show_calculated(output.console, plans)
+    report.terminal.show_calculated(output.console, plans)
 
 
 @command.app.command(epilog="Example: forethought papers 000 --table 6")
@@ -323,20 +308,19 @@ def papers(
 ) -> None:
     """The five papers: what each claims, where it is wrong, its tables beside ours."""
     from forethought.papers import published
-    from forethought.report.terminal import show_paper, show_paper_table, show_papers
 
     command.refuse(
         table is not None and name is None, "--table goes with a paper: forethought papers 000"
     )
     if name is None:
         found: Any = list(published.papers().values())
-        show_papers(output.console, found)
+        report.terminal.show_papers(output.console, found)
     elif table is None:
         found = published.paper(name)
-        show_paper(output.console, found)
+        report.terminal.show_paper(output.console, found)
     else:
         found = published.paper(name).table(table)
-        show_paper_table(output.console, found)
+        report.terminal.show_paper_table(output.console, found)
     output.json(lambda: plain(found))
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import typer
 from rich.text import Text
 
+from forethought import jobs, report
 from forethought.commands import command
 from forethought.commands.account import judge, saved, watching
 from forethought.commands.command import argument, flag, option
@@ -40,11 +41,6 @@ def train(
     **flags: Any,
 ) -> None:
     """Plan and train a model privately; leave it with a statement of what was guaranteed."""
-    from forethought.jobs import train as jobs
-    from forethought.jobs.job import JOB_NAME, built_in, from_file, overridden, paying, resumed
-    from forethought.report import terminal
-    from forethought.report.figures import draw_run
-    from forethought.report.page import write_pages
     from forethought.training.execution import launched, leads
     from forethought.training.folder import RunSummary
 
@@ -67,13 +63,15 @@ def train(
     until = until_accuracy is not None
     command.together(("--max-epsilon", max_epsilon is not None, "--until-accuracy", until))
     if resume is not None:
-        request, folder = resumed(resume), resume
+        request, folder = jobs.job.resumed(resume), resume
     else:
-        request = overridden(built_in("demo") if demo else from_file(job_file or Path()), flags)
-        request = paying(request, ledger)
+        request = jobs.job.overridden(
+            jobs.job.built_in("demo") if demo else jobs.job.from_file(job_file or Path()), flags
+        )
+        request = jobs.job.paying(request, ledger)
         folder = out or Path("runs") / request.name
     output.console.quiet |= not leads()
-    prepared = jobs.prepare(
+    prepared = jobs.train.prepare(
         request,
         data_dir,
         until=until_accuracy,
@@ -84,17 +82,19 @@ def train(
         overwrite=overwrite,
     )
     output.show_request(prepared.loaded.request)
-    terminal.show_plan(output.console, prepared.plan)
+    report.terminal.show_plan(output.console, prepared.plan)
     start = time.perf_counter()
     try:
         with (
             launched(),
             watching(replay, prepared.plan.rounds) as seen,
-            terminal.progress_bar(output.console, prepared.plan.rounds) as progress,
+            report.terminal.progress_bar(output.console, prepared.plan.rounds) as progress,
         ):
-            run = jobs.run(prepared, folder, resume=goes_on, overwrite=overwrite, progress=progress)
+            run = jobs.train.run(
+                prepared, folder, resume=goes_on, overwrite=overwrite, progress=progress
+            )
     except KeyboardInterrupt:
-        begun = (folder / JOB_NAME).is_file()
+        begun = (folder / jobs.job.JOB_NAME).is_file()
         way = f"continue with: forethought train --resume {folder}"
         way = way if begun else "its folder was not set up yet: give the same command again"
         raise typer.Exit(command.fail(f"interrupted; {way}", 130)) from None
@@ -103,14 +103,14 @@ def train(
         return
     found = saved(seen, prepared.plan, folder, seconds)
     summary = RunSummary.load(folder)
-    draw_run(summary, folder / "figures")
-    write_pages(summary)
-    results = jobs.named(summary.results, prepared.loaded)
+    report.figures.draw_run(summary, folder / "figures")
+    report.page.write_pages(summary)
+    results = jobs.train.named(summary.results, prepared.loaded)
     wide = summary.too_wide
-    terminal.show_result(
+    report.terminal.show_result(
         output.console, run.statement, run.accuracy, seconds, folder, results, wide
     )
-    terminal.show_phases(output.console, run)
+    report.terminal.show_phases(output.console, run)
     output.json(lambda: {"folder": str(folder), "accuracy": run.accuracy, **_result(run)})
     judge(output, found)
 
@@ -135,22 +135,18 @@ def tune(
     **flags: Any,
 ) -> None:
     """Search for the best step size privately: one budget pays for the whole search."""
-    from forethought.jobs.job import from_file, overridden, paying
-    from forethought.jobs.train import trials_of, tune_job
-    from forethought.report import terminal
-
     rates = learning_rate or []
     command.refuse(not rates, "give the step sizes to try: --learning-rate 0.1 --learning-rate 1")
-    request = paying(overridden(from_file(job_file), flags), ledger)
+    request = jobs.job.paying(jobs.job.overridden(jobs.job.from_file(job_file), flags), ledger)
     folder = out or Path("runs") / request.name
     output.show_request(request)
-    drawn = trials_of(distribution, trials)
-    found = tune_job(
+    drawn = jobs.train.trials_of(distribution, trials)
+    found = jobs.train.tune_job(
         request, folder, rates, drawn, scoring=scoring, overwrite=overwrite, data_dir=data_dir
     )
     output.json(lambda: {"folder": str(folder), **_result(found)})
-    terminal.show_plan(output.console, found.plan)
-    terminal.show_result(output.console, found.statement, None, None, folder)
+    report.terminal.show_plan(output.console, found.plan)
+    report.terminal.show_result(output.console, found.statement, None, None, folder)
 
 
 def _result(run: Any) -> dict[str, Any]:
@@ -167,12 +163,9 @@ def release(
     data_dir: Path | None = command.DATA_DIR,
 ) -> None:
     """Release statistics of a table with noise: counts, means, quantiles, survival curves …"""
-    from forethought.jobs.job import from_file, paying
-    from forethought.jobs.release import release_job
-
-    request = paying(from_file(job_file), ledger)
+    request = jobs.job.paying(jobs.job.from_file(job_file), ledger)
     folder = out or Path("runs") / request.name
-    released, statement = release_job(request, folder, data_dir)
+    released, statement = jobs.release.release_job(request, folder, data_dir)
     output.json(lambda: released.to_dict())
     for one, found in zip(released.request.statistics, released.results, strict=True):
         for row in found[:ROWS]:
@@ -196,11 +189,9 @@ def predict(
     overwrite: bool = command.OVERWRITE,
 ) -> None:
     """Apply a trained model to new records: a prediction and probabilities for each row."""
-    from forethought.jobs.predict import load
-
     command.refuse(table.suffix == ".toml", f"{table} is a job: give a table of new records")
     command.to_write(out, overwrite=overwrite, reads=table)
-    predictor = load(run)
+    predictor = jobs.predict.load(run)
     rows = predictor.predict_file(table, out, why)
     output.say(f"{rows} predictions in {out}")
     if output.as_json:
@@ -218,12 +209,9 @@ def export(
     overwrite: bool = command.OVERWRITE,
 ) -> None:
     """Write a trained model for other systems: one ONNX file, from a table's columns to answers."""
-    from forethought.jobs.onnx_export import before, write_onnx
-    from forethought.jobs.predict import load
-
     command.to_write(onnx, "--onnx", overwrite)
-    predictor = load(run)
-    model, first = write_onnx(predictor, onnx), before(predictor)
+    predictor = jobs.predict.load(run)
+    model, first = jobs.onnx_export.write_onnx(predictor, onnx), jobs.onnx_export.before(predictor)
     inputs = [value.name for value in model.graph.input]
     outputs = [value.name for value in model.graph.output]
     names = f"{', '.join(inputs)} → {', '.join(outputs)}"

@@ -131,7 +131,6 @@ def verified(
     *,
     seconds: float = LONGEST,
     ledger: str | None = None,
-    token_file: Path | None = None,
     anew: bool = False,
 ) -> verification.Verification:
     """Recompute the statement of a run folder or a file, with the run's other files.
@@ -144,7 +143,7 @@ def verified(
         public_key: PEM file of the key that must have signed it.
         seconds: time limit.
         ledger: address of the ledger that the run reserved its budget from; the data set's total
-            after the run is recomputed from it. token_file: of a ledger service.
+            after the run is recomputed from it.
         anew: it is about to be signed anew: a signature beside it does not count.
 
     Raises:
@@ -158,7 +157,7 @@ def verified(
             outcome = _verified(found, public_key, path.is_dir(), anew)
             rows = list(outcome.rows)
             if ledger is not None:
-                row = _in_book(found, outcome.statement, ledger, token_file)
+                row = _in_book(found, outcome.statement, ledger)
                 rows = [*(one for one in rows if one.entry != row.entry), row]
             if found.name == STATEMENT and _there(found.with_name(TEXT)):
                 rows.append(_text_of(found))
@@ -286,9 +285,7 @@ def _require_words(text: str, statement: Statement) -> None:
         )
 
 
-def _in_book(
-    found: Path, statement: Statement, place: str, token_file: Path | None
-) -> verification.ComparedEntry:
+def _in_book(found: Path, statement: Statement, place: str) -> verification.ComparedEntry:
     """The data set's total after a run, recomputed from its ledger.
 
     Raises:
@@ -299,7 +296,7 @@ def _in_book(
         raise StatementError(f"there is no {IN_BOOK} beside it: no book paid for this run")
     noted = parse(read_outside(path))
     url = place if "://" in place else f"sqlite:///{place}"
-    with closing(book_at(url, token_file)) as book:
+    with closing(book_at(url)) as book:
         head, number = noted["total"]["head"], noted["reservation"]
         if problems := book.verify(head):
             raise StatementError(f"the book does not verify: {'; '.join(problems)}")

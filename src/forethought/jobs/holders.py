@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, cast, overload
+from typing import Any, Literal, TypeAlias, cast
 
 import numpy as np
 
@@ -67,8 +67,8 @@ GOSSIP_KEYS = (
 )
 # Keys of a column that say how one member's file writes it.
 _OWN_FILE = ("codes", "format", "missing", "lenient")
-# The paper's cases: factors on the time of a worker, and on batch and step size.
-HICCUP, LARGE = 2.0, 2.0
+# The paper's cases I to III: factors on the time of a worker, and on batch and step size.
+HICCUP, SLOW, LARGE = 2.0, 10.0, 2.0
 
 
 @dataclass(frozen=True)
@@ -170,19 +170,7 @@ class Holders:
         return share_of(self.loaded.dataset, self.parts[place])
 
 
-@overload
-def section_of(job: Job, kind: Literal["federation"]) -> FederationSection: ...
-
-
-@overload
-def section_of(job: Job, kind: Literal["gossip"]) -> GossipSection: ...
-
-
-@overload
-def section_of(job: Job, kind: str) -> Section: ...
-
-
-def section_of(job: Job, kind: str) -> Section:
+def section_of(job: Job, kind: str) -> Any:  # a Section
     """A job's ``[federation]`` or ``[gossip]``. Raises JobError where there is none."""
     found = job.federation if kind == "federation" else job.gossip
     if found is None:
@@ -321,7 +309,10 @@ def speeds_of(section: HoldersSection, holders: int) -> tuple[float, ...]:
         return tuple(table.speed for table in section.tables)
     match section.speeds:
         case None:
-            return tuple(1 / s for s in simulator.slow_ones(holders, *section.slowed))
+            slow = section.slow, section.slow_factor
+            if isinstance(section, GossipSection) and section.case == "II":
+                slow = 1, SLOW
+            return tuple(1 / s for s in simulator.slow_ones(holders, *slow))
         case str() as words:
             kind, _, sigma = words.partition(":")
             try:

@@ -259,11 +259,6 @@ class HoldersSection(_Section):
         """True if every member brings its own records; the job then has their numbers."""
         return bool(self.tables) and all(table.examples is not None for table in self.tables)
 
-    @property
-    def slowed(self) -> tuple[int, float]:
-        """The number of slow holders, and the factor on their time."""
-        return self.slow, self.slow_factor
-
     @model_validator(mode="after")
     def _agree_on_members(self) -> Self:
         count = getattr(self, f"{self.member}s")
@@ -403,9 +398,6 @@ class FederationSection(HoldersSection):
         return self
 
 
-SLOW = 10.0  # factor on the time of the one slow worker in the paper's case II
-
-
 class OutageTable(_Section):
     """One ``[[gossip.outage]]`` of a simulation: the absence of a worker, in virtual seconds."""
 
@@ -460,11 +452,6 @@ class GossipSection(HoldersSection):
     trace: str | None = None
     exchange: _Float | None = Field(default=None, gt=0)
     outage: tuple[OutageTable, ...] = ()
-
-    @property
-    def slowed(self) -> tuple[int, float]:
-        """The number of slow workers, and the factor on their time."""
-        return (1, SLOW) if self.case == "II" else super().slowed
 
     @model_validator(mode="after")
     def _agree(self) -> Self:
@@ -717,12 +704,6 @@ class LedgerSection(_Section):
             raise ValueError("has a password in it: leave it to PGPASSWORD or ~/.pgpass")
         return value
 
-    def ledger(self, purpose: str | None) -> Ledger:
-        """The ledger; its purpose is the section's, or else ``purpose``."""
-        from forethought.ledger.paid_run import Ledger
-
-        return Ledger(**{**self.model_dump(), "purpose": self.purpose or purpose or ""})
-
 
 # Keys of [data] that are the loader's options as they are.
 _LOADED = ("label", "holdout", "test", "task", "classes", "split_by")
@@ -804,7 +785,12 @@ class Job(_Section):
     @property
     def payer(self) -> Ledger | None:
         """The ledger whose budget the job's runs spend; None: the job names none."""
-        return None if self.ledger is None else self.ledger.ledger(self.about.purpose)
+        from forethought.ledger.paid_run import Ledger
+
+        if self.ledger is None:
+            return None
+        purpose = self.ledger.purpose or self.about.purpose or ""
+        return Ledger(**{**self.ledger.model_dump(), "purpose": purpose})
 
     def recognise(self, folder: Path | None, dataset: Dataset | None = None) -> None:
         """Ask the job's ledger whether another data set has the job's records or persons.
@@ -1049,29 +1035,20 @@ def to_toml(tables: Mapping[str, Mapping[str, Any] | Sequence[Mapping[str, Any]]
 
 def toml_key(name: str) -> str:
     """A TOML key, in quotes where it needs them."""
-    return name if _BARE.fullmatch(name) else _text(name)
+    return name if _BARE.fullmatch(name) else toml_value(name)
 
 
 def toml_value(value: Any) -> str:
     """A TOML value on one line."""
-    match value:
-        case bool():
-            return "true" if value else "false"
-        case int() | float():
-            return repr(value)
-        case Mapping():
-            return (
-                "{" + ", ".join(f"{toml_key(k)} = {toml_value(v)}" for k, v in value.items()) + "}"
-            )
-        case list() | tuple():
-            return "[" + ", ".join(map(toml_value, value)) + "]"
-        case _:
-            return _text(str(value))
-
-
-def _text(value: str) -> str:
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{toml_key(k)} = {toml_value(v)}" for k, v in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(toml_value, value)) + "]"
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return repr(value)
     # The escapes of JSON are valid in TOML, but JSON does not escape the control character DEL.
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    text = json.dumps(value if isinstance(value, bool) else str(value), ensure_ascii=False)
+    return text.replace("\x7f", "\\u007f")
 
 
 # A request: a job with the text it was read from, from a file, from flags or from a run folder.
@@ -1136,6 +1113,11 @@ class JobRequest:
                 found.append(f"{own}; this is one model of all records together")
         return tuple(found)
 
+    def choosing(self, section: str, key: str, value: Any, why: str) -> JobRequest:
+        """The request with the value that was chosen for a key, and the reason for it."""
+        settled = (*self.settled, f"{key} = {toml_value(value)}: {why}")
+        return replace(self, job=self.job.with_(section, **{key: value}), settled=settled)
+
     def released_text(self) -> str:
         """The job as a TOML text that may be published, without its seeds and comments.
 
@@ -1173,40 +1155,17 @@ def resumed(folder: Path) -> JobRequest:
         )
     # The file has all choices of the run; a file without them is of an older version, which made
     # none.
-    return replace(as_encoded(on_pixels(from_file(path))), name=folder.name)
+    return replace(as_given(from_file(path)), name=folder.name)
 
 
-def on_pixels(request: JobRequest) -> JobRequest:
-    """The request with pixels as features where its file would leave the choice to the planner."""
-    job = request.job
-    if job.data.features is not None or job.features is None:
-        return request
-    return replace(request, job=job.with_("data", features="pixels"))
-
-
-def as_encoded(request: JobRequest) -> JobRequest:
-    """The request without a basis or ranges that the planner would add."""
+def as_given(request: JobRequest) -> JobRequest:
+    """The request with inputs as they are, where the planner would choose features or ranges."""
     job = request.job.without_ranges()
+    if job.data.features is None and job.features is not None:
+        job = job.with_("data", features="pixels")
     if job.training.basis == "auto":
         job = job.with_("training", basis="none")
     return replace(request, job=job)
-
-
-def with_basis(request: JobRequest, name: str, why: str) -> JobRequest:
-    """The request with the basis that was chosen for ``"auto"``, and the reason for it."""
-    why += '; what each column adds (predict --why) is told by model = "additive"'
-    settled = (*request.settled, f'basis = "{name}": {why}')
-    return replace(request, job=request.job.with_("training", basis=name), settled=settled)
-
-
-def with_features(request: JobRequest, name: str) -> JobRequest:
-    """The request with the features that were chosen for ``"auto"`` or by default."""
-    if request.job.data.features == name:
-        return request
-    from forethought.data.features import reason_for  # loads torch
-
-    settled = (*request.settled, f'features = "{name}": {reason_for(name)}')
-    return replace(request, job=request.job.with_("data", features=name), settled=settled)
 
 
 def from_numbers(

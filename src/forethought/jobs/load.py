@@ -17,22 +17,15 @@ from forethought.data.basis import PIECES, Basis, Curves, pairs_pay
 from forethought.data.dataset import Dataset, Split
 from forethought.data.features import best_features, reason_for
 from forethought.data.synthetic import Indices, shares
-from forethought.jobs.job import Job, JobError, JobRequest, with_basis, with_features
+from forethought.jobs.job import Job, JobError, JobRequest
 from forethought.planning import defaults
 from forethought.planning.plan_request import PlanRequest, noise_borne, table_radius
 from forethought.planning.solve import of_persons, plan, roughly
 from forethought.rounds.contributions import Loss
 from forethought.rounds.preparation import InputConstants
 from forethought.statistics.sections import statistic
+from forethought.training import records
 from forethought.training.metrics import Decisions, chosen_measures, learnt
-from forethought.training.records import (
-    Arranged,
-    PerPerson,
-    arranged,
-    usual_loss,
-    weighted,
-    with_caveats,
-)
 from forethought.values.caveats import Caveat
 from forethought.values.checks import importable_from
 from forethought.values.mechanism import Budget, FullBatch, Rounds
@@ -286,8 +279,8 @@ class Loaded:
         """The job's loss, one value for each row; None: the usual one for the targets."""
         weights = self.class_weights
         if weights is None:
-            return usual_loss(self.dataset)
-        return weighted(weights, self.dataset)
+            return records.usual_loss(self.dataset)
+        return records.weighted(weights, self.dataset)
 
     @property
     def class_weights(self) -> tuple[float, ...] | None:
@@ -432,7 +425,7 @@ class Loaded:
             own = (*own, _DECISIONS)
         if self.request.job.training.class_weights is not None:
             own = (*own, _WEIGHTS)
-        return with_caveats(plan, (*self.dataset.caveats, *own))
+        return records.with_caveats(plan, (*self.dataset.caveats, *own))
 
 
 def load_job(request: JobRequest, data_dir: Path | None = None) -> Loaded:
@@ -450,8 +443,9 @@ def load_job(request: JobRequest, data_dir: Path | None = None) -> Loaded:
     for asked in request.job.statistics or ():
         statistic(asked, None if schema is None else schema.parsed())
     dataset = request.job.load_data(data_dir)
-    if dataset.fixed_features is not None:
-        request = with_features(request, dataset.fixed_features)
+    fixed = dataset.fixed_features
+    if fixed is not None and fixed != request.job.data.features:
+        request = request.choosing("data", "features", fixed, reason_for(fixed))
     with importable_from(request.folder or Path.cwd()):
         if request.job.federation is not None:
             # The delay may be a function of the user's, which must be importable.
@@ -487,7 +481,8 @@ def _with_functions(
             counts = dataset.shape[0], len(numbers), dataset.classes or 2
             name, why = defaults.basis_for(examples, budget, *counts)
         if name != "none":
-            request = with_basis(request, name, why)
+            why += '; what each column adds (predict --why) is told by model = "additive"'
+            request = request.choosing("training", "basis", name, why)
     if name == "none":
         return request, dataset
     if not numbers:
@@ -534,10 +529,8 @@ def _with_curves(
         epsilon = budget.epsilon if budget else job.budget.epsilon
         known = len(encoder.numbers), int(people), epsilon
         options["pairs"] = alone and pairs_pay(*known)
-        word = "true" if options["pairs"] else "false"
-        settled = (*request.settled, f"pairs = {word}: by the number of records, columns and ε")
-        job = job.with_("model", pairs=options["pairs"])
-        request = replace(request, job=job, settled=settled)
+        why = "by the number of records, columns and ε"
+        request = request.choosing("model", "pairs", options["pairs"], why)
     try:
         curves = Curves(encoder.numbers, options["pieces"], options["pairs"])
     except (TypeError, ValueError) as error:
@@ -625,9 +618,9 @@ def module_of(loaded: Loaded) -> nn.Module:
     """The model that members exchange and train; a :class:`PerPerson` where data have persons."""
     if loaded.dataset.persons is None:
         return loaded.model
-    return PerPerson(loaded.model, loaded.dataset.train.inputs.shape[1:])
+    return records.PerPerson(loaded.model, loaded.dataset.train.inputs.shape[1:])
 
 
-def arranged_for(loaded: Loaded, own: Dataset, plan: Plan) -> Arranged:
+def arranged_for(loaded: Loaded, own: Dataset, plan: Plan) -> records.Arranged:
     """A member's data as the examples of its plan, with their loss."""
-    return arranged(own.records, plan, loaded.loss)
+    return records.arranged(own.records, plan, loaded.loss)

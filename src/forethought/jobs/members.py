@@ -29,19 +29,12 @@ from forethought.federated.federation import (
 )
 from forethought.federated.statements import Policy
 from forethought.gossip.gossip import GOSSIP, Gossip, GossipError, digest_of
-from forethought.holders import flower
+from forethought.holders import flower, taking_part
 from forethought.holders.cluster import ActorContext, cluster, run_workers
 from forethought.holders.driving import Begin, CarryClient, ClientDriver, Send, over_streams
 from forethought.holders.grpc import SCHEMES, PeerRoster, SiteLinks, grpc_stream, is_address
 from forethought.holders.links import Launched, Pace, TeamLinks, WorkerOutcome
 from forethought.holders.server import START, CarryServer, Served, over_grpc, serve
-from forethought.holders.taking_part import (
-    Share,
-    TookPart,
-    require_architecture,
-    take_part,
-    take_part_as_client,
-)
 from forethought.holders.trainer import ReportedAverage, SharedModel
 from forethought.jobs import holders
 from forethought.jobs.job import JobError, JobRequest, from_file
@@ -279,7 +272,7 @@ class _Member:
 
     def share(
         self, allowed: tuple[float | None, float | None], witness: Path | None
-    ) -> tuple[Share, Any]:
+    ) -> tuple[taking_part.Share, Any]:
         """Its share, of its own records, and the terms for its statement.
 
         Args:
@@ -295,10 +288,10 @@ class _Member:
         require_fit(self.shared.model, loss, records)
         seeds = Seeds(job.run.seed, job.run.noise_seed).part(self.me)
         plans = tuple(loaded.with_caveats(plan) for plan in agreed.plans)
-        share = Share(records, loss, *allowed, seeds, job.run.micro_batch, witness, job.payer)
-        return share, replace(agreed, plans=plans)
+        known = records, loss, *allowed, seeds, job.run.micro_batch, witness, job.payer
+        return taking_part.Share(*known), replace(agreed, plans=plans)
 
-    def ended(self, took: TookPart) -> TookPart:
+    def ended(self, took: taking_part.TookPart) -> taking_part.TookPart:
         """Its outcome; once its part is over, its folder has its model and no secret."""
         if took.weights is not None:
             self.shared.write(took.weights)
@@ -385,7 +378,7 @@ def serve_job(
     loaded = load_job(request, data_dir)
     shared = SharedModel(module_of(loaded))
     federation = member.agreed
-    require_architecture(shared, federation)
+    taking_part.require_architecture(shared, federation)
     if not (out / JOURNAL).exists():
         require_only(out, START)
     served = serve(
@@ -418,7 +411,7 @@ def take_part_in_job(
     carry: CarryClient | None = None,
     witness: Path | None = None,
     **options: Any,
-) -> TookPart:
+) -> taking_part.TookPart:
     """Take part in a job's federation as a client; write statement and model to ``out``.
 
     Args:
@@ -459,7 +452,7 @@ def take_part_in_job(
     allowed = policy or _policy(member)
     share, stated = member.share((None, None), witness or folder)
     known = federation, held.roster, held.keys, member.shared, share, allowed, out, carry
-    return member.ended(take_part_as_client(*known, stated=stated))
+    return member.ended(taking_part.take_part_as_client(*known, stated=stated))
 
 
 def _policy(member: _Member) -> Policy:
@@ -603,7 +596,7 @@ class PeerResult:
     """
 
     name: str
-    took: TookPart
+    took: taking_part.TookPart
     accuracy: float | None
 
     def summary(self) -> dict[str, Any]:
@@ -862,6 +855,6 @@ def _take_part(
         options |= {"pace": pace, "stop": lambda: guard.requested or halted()}
         share, stated = member.share(allowed, witness)
         known = member.agreed, member.me, shared, share, member.out, links
-        took = member.ended(take_part(*known, stated=stated, **options))
+        took = member.ended(taking_part.take_part(*known, stated=stated, **options))
     name = member.agreed.names[member.me]
     return PeerResult(name, took, _accuracy(loaded, shared, loaded.loss))

@@ -18,7 +18,7 @@ import torch
 from forethought.accounting import exact
 from forethought.accounting.adaptive import NegativeBinomialTrials
 from forethought.accounting.interval import at_least, at_most
-from forethought.data import Dataset, load
+from forethought.data import Dataset
 from forethought.data.synthetic import like
 from forethought.federated.federation import Federation
 from forethought.gossip.gossip import Gossip
@@ -41,10 +41,8 @@ from forethought.values.serialisation import plain
 
 SYNTHETIC = "synthetic"
 # Default clip norms and noise multipliers of a utility graph.
-UTILITY_GRID = {
-    "clip_norms": (0.01, 0.03, 0.1, 0.3, 1.0),
-    "noise_multipliers": (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0),
-}
+CLIP_NORMS = (0.01, 0.03, 0.1, 0.3, 1.0)
+NOISE_MULTIPLIERS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
 
 
 def rehearse_job(
@@ -76,7 +74,7 @@ def rehearse_job(
         lambda: loaded.request.job.build_model(private),
         SyntheticSource(private.shape, private.classes, plan.examples)
         if proxy in (None, SYNTHETIC)
-        else _named(loaded, str(proxy), data_dir),
+        else _public(loaded, proxy, plan.examples, data_dir),
         repeats=repeats,
         loss=loaded.loss,
         relation=relation,  # type: ignore[arg-type]  # rehearse refuses another
@@ -113,10 +111,9 @@ def utility_of(
                 "shows of them is in no ε"
             )
         data, source = private, "private"
-    elif proxy == SYNTHETIC:
-        data, source = like(private.shape, private.classes or 2, len(private.train)), "synthetic"
     else:
-        data, source = _named(loaded, proxy, data_dir), "public"
+        data = _public(loaded, proxy, len(private.train), data_dir)
+        source = SYNTHETIC if proxy == SYNTHETIC else "public"
     test = data.test
     return utility_graph(
         lambda: loaded.request.job.build_model(private),
@@ -305,40 +302,41 @@ def public_shares(
     Raises:
         ValueError: a proxy of another shape, or with too few records.
     """
-    data = _public_records(loaded, proxy, sum(sizes), repeat, data_dir)
+    private, records = loaded.dataset, sum(sizes)
+    data = _public(loaded, proxy, records, data_dir, repeat)
+    classes = private.classes or data.classes
+    if data.shape != private.shape or data.classes != classes or len(data.train) < records:
+        raise ValueError(
+            f"the public proxy {proxy!r} has {len(data.train):,} records of shape {data.shape} "
+            f"in {data.classes} classes; {records:,} of {private.shape} in {classes} are needed: "
+            "choose another, or 'synthetic'"
+        )
     order = np.random.default_rng(repeat).permutation(len(data.train))[: sum(sizes)]
     parts = np.split(order, np.cumsum(sizes)[:-1])
     shares = [(data.train.inputs[part], data.train.targets[part]) for part in parts]
     return shares, None if data.test is None else (data.test.inputs, data.test.targets)
 
 
-def _public_records(
-    loaded: Loaded, proxy: str | None, records: int, repeat: int, data_dir: Path | None
+# Keys of [data] that go with files, and not with a named data set.
+_OF_FILES = ("label", "task", "classes", "split_by")
+
+
+def _public(
+    loaded: Loaded, proxy: str | None, records: int, data_dir: Path | None, seed: int = 0
 ) -> Dataset:
-    private = loaded.dataset
-    shape = private.shape
-    if proxy in (None, SYNTHETIC):
-        return like(shape, private.classes or 2, records, seed=repeat)
-    data = load(str(proxy), folder=data_dir, features=loaded.request.job.data.features)
-    if data.shape != shape or data.classes != private.classes or len(data.train) < records:
-        raise ValueError(
-            f"the public proxy {proxy!r} has {len(data.train):,} records of shape {data.shape} "
-            f"in {data.classes} classes; {records:,} of {shape} in {private.classes} are "
-            "needed: choose another, or 'synthetic'"
-        )
-    return data
-
-
-def _named(loaded: Loaded, name: str, data_dir: Path | None) -> Dataset:
-    job, encoder = loaded.request.job, loaded.dataset.encoder
-    public = job.with_("data", source=name, test=None)
+    """Public data in place of a job's: a named set, a table like the job's own, or drawn."""
+    private, job = loaded.dataset, loaded.request.job
+    if proxy is None or proxy == SYNTHETIC:
+        return like(private.shape, private.classes or 2, records, seed=seed)
+    left = {} if ":" in proxy else dict.fromkeys(_OF_FILES)
+    public = job.with_("data", source=proxy, test=None, **left)
     own, other = job.table(data_dir), public.table(data_dir)
     if own and other and own.path.samefile(other.path):
         raise JobError(
-            f"{name} is the job's own table, and what a rehearsal on it shows is in no ε: name a "
+            f"{proxy} is the job's own table, and what a rehearsal on it shows is in no ε: name a "
             "public one, or synthetic"
         )
-    found = public.load_data(data_dir)
+    found, encoder = public.load_data(data_dir), private.encoder
     return found if encoder is None or encoder.basis is None else found.with_basis(encoder.basis)
 
 

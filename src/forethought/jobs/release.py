@@ -5,16 +5,16 @@ from __future__ import annotations
 import contextlib
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from forethought.accounting.statement import Statement
 from forethought.data.files import TABLES
 from forethought.jobs.job import JOB_NAME, JobError, JobRequest
+from forethought.statistics.released import Released, needed
+from forethought.statistics.released import request as asked_of
+from forethought.statistics.table import rows
+from forethought.training.folder import PAID, locked
 from forethought.values.caveats import Caveat
 from forethought.values.checks import require_only
-
-if TYPE_CHECKING:
-    from forethought.statistics import Released
 
 
 def release_job(
@@ -28,11 +28,6 @@ def release_job(
         JobError: no statistics, no budget, or no table. RunFolderExistsError: ``out`` is not empty.
         ValueError: columns that differ from their declaration, or too little budget left.
     """
-    from forethought.statistics.released import needed
-    from forethought.statistics.released import request as asked_of
-    from forethought.statistics.table import rows
-    from forethought.training.folder import PAID, locked
-
     job = request.job
     budget, schema = job.budget, job.data.table_schema()
     if not job.statistics:

@@ -22,7 +22,7 @@ from forethought.accounting.adaptive import NegativeBinomialTrials, PoissonTrial
 from forethought.accounting.interval import at_least, warn_if_hollow
 from forethought.data.basis import Basis, Curves
 from forethought.data.dataset import Dataset, PersonRows, Split, one_row_each
-from forethought.jobs.job import JOB_NAME, JobError, JobRequest, as_encoded, on_pixels, overridden
+from forethought.jobs.job import JOB_NAME, JobError, JobRequest, as_given, overridden
 from forethought.jobs.load import Loaded, load_job, public_constants
 from forethought.ledger.book import Charge, unit_of
 from forethought.ledger.paid_run import Advice, Ledger
@@ -638,11 +638,10 @@ def _largest(asked: float, charged: Callable[[float], tuple[Plan, Charge]]) -> A
 
 def _threads(loaded: Loaded, folder: Path, resume: bool) -> int:
     """The number of threads: the job's, that of the continued run, or as many as are free."""
-
     settings = loaded.request.job.run
     begun = threads_of(RunFolder(folder)) if resume else None
-    if settings.threads is not None or begun is not None:
-        return settings.threads or begun or 1
+    if found := settings.threads or begun:
+        return found
     seeded = settings.seed is not None or settings.noise_seed is not None
     return free_threads(torch.get_num_threads(), by_load=not seeded)
 
@@ -758,7 +757,7 @@ def tune_job(
     if request.job.payer is not None:
         request.job.payer.require()  # report an exhausted budget before the data are read
     # The given step sizes are meant for the job's own inputs, so the planner adds no features.
-    request = as_encoded(on_pixels(request))
+    request = as_given(request)
     job = request.job
     loaded = load_job(request, data_dir)
     job.recognise(data_dir, loaded.dataset)

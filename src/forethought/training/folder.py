@@ -46,7 +46,6 @@ from forethought.training.metrics import (
     Results,
     as_csv,
     from_csv,
-    from_values,
 )
 from forethought.training.records import PREPARED
 from forethought.values.caveats import Caveat
@@ -172,7 +171,7 @@ def _instructions() -> list[str]:
     return found
 
 
-def _differing(saved: Mapping[str, Any], present: Mapping[str, Any]) -> dict[str, str]:
+def differing(saved: Mapping[str, Any], present: Mapping[str, Any]) -> dict[str, str]:
     """The names whose values differ, in order → words that say how."""
     words = {name: f"{name} was {saved[name]}, is {present.get(name)}" for name in sorted(saved)}
     return {name: told for name, told in words.items() if saved[name] != present.get(name)}
@@ -184,7 +183,7 @@ def require_same(saved: Mapping[str, str], present: Mapping[str, str]) -> None:
     Raises:
         CheckpointError: a part changed; the message names it.
     """
-    if changed := _differing(saved, present):
+    if changed := differing(saved, present):
         raise CheckpointError(
             f"cannot resume: {' and '.join(changed)} changed since the run began. Its rounds would "
             "be released again, about something else. Give what the run began with, or start a new "
@@ -198,7 +197,7 @@ def require_same_environment(saved: Mapping[str, str], present: Mapping[str, str
     Raises:
         CheckpointError: a fact differs; the message names it and says how to set it back.
     """
-    if changed := _differing(saved, present):
+    if changed := differing(saved, present):
         raise CheckpointError(
             f"cannot resume here: {'; '.join(changed.values())}. Rounds after the last checkpoint "
             "are repeated, bit for bit or at a cost in privacy, and this could change their "
@@ -1085,7 +1084,7 @@ class Checkpointer:
         now = self._fixed["watched"]
         if known > listed:  # by another copy of the folder, whose sums this one cannot count
             require_same(before, now)
-        if changed := {*_differing(before, now), *(now.keys() - before.keys())}:
+        if changed := {*differing(before, now), *(now.keys() - before.keys())}:
             context = digest(self._fixed["watched"]).rpartition(":")[2]
             warnings.warn(
                 f"changed since the run began: {', '.join(sorted(changed))}. Rounds after the last "
@@ -1361,7 +1360,7 @@ class UnfinishedRun:
             if phases and phases[-1]["accuracy"] is None:
                 current = RunFolder(folder / PHASES / f"{len(phases):02d}")
                 released += max(ReleasedRounds.peek(current.checkpoint), default=-1) + 1
-        last = from_values(history[-1:])
+        last = [Metrics(*row) for row in history[-1:]]
         values = {name: getattr(last[0], name) for name in PUBLIC} if last else {}
         public = {name: value for name, value in values.items() if value is not None}
         return cls(folder, plan, released, spent, public)

@@ -598,16 +598,6 @@ def from_csv(public: str, private: str | None) -> list[Metrics]:
     ]
 
 
-def from_values(values: Sequence[Sequence[float | None]]) -> list[Metrics]:
-    """The inverse of :func:`to_values`."""
-    return [Metrics(*row) for row in values]  # type: ignore[arg-type]
-
-
-def to_values(history: Sequence[Metrics]) -> list[tuple[float | None, ...]]:
-    """Rows as plain values, for a checkpoint."""
-    return [astuple(row) for row in history]
-
-
 def evaluate(
     model: torch.nn.Module,
     parameters: dict[str, torch.Tensor],
@@ -743,7 +733,6 @@ class Results:
             return None
         try:
             values = json.loads(path.read_text(encoding="utf-8"))
-            values.setdefault("task", "classification" if values["classes"] else "regression")
             found = TypeAdapter(cls).validate_python(values)
             found.sentences()  # raises if a figure that is told is not there
         except (ValueError, TypeError, AttributeError, LookupError, RecursionError):

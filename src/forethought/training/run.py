@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import astuple, dataclass, field, fields, replace
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, TypeVar, Unpack
@@ -33,6 +33,7 @@ from forethought.rounds.preparation import Prepared, released, require_prepared,
 from forethought.rounds.private_sum import PrivateRounds, Team, present_team
 from forethought.rounds.randomness import Indices, Secrets, Seeds
 from forethought.rounds.records import Records, as_records, blank
+from forethought.training import metrics, optimizers
 from forethought.training.execution import (
     Execution,
     Interrupted,
@@ -63,21 +64,6 @@ from forethought.training.folder import (
     replace_file,
     trained_before,
     watched,
-)
-from forethought.training.metrics import (
-    Event,
-    Metrics,
-    evaluate,
-    from_values,
-    settle_statistics,
-    to_values,
-)
-from forethought.training.optimizers import (
-    IterateAverage,
-    descent_of,
-    optimizer_state,
-    require_stored,
-    restore_optimizer,
 )
 from forethought.training.records import (
     PREPARED,
@@ -160,9 +146,9 @@ class Loop:
         how["shards"] = self._shards
         how["micro_batch"] = task.execution.micro_batch
         self.private = PrivateRounds(plan.privacy, parameters, task.loss, secrets, **how)
-        self.descent = descent_of(plan, parameters)
-        self.history: list[Metrics] = []
-        self.average = IterateAverage(plan.averaging, parameters, plan.rounds)
+        self.descent = optimizers.descent_of(plan, parameters)
+        self.history: list[metrics.Metrics] = []
+        self.average = optimizers.IterateAverage(plan.averaging, parameters, plan.rounds)
         self._diagnostics = bool(settings["diagnostics"])
         self._step_size = step_sizes(plan)
         every = int(settings["log_every"])
@@ -219,7 +205,7 @@ class Loop:
     def _evaluated(self, records: Records) -> tuple[float, float | None]:
         task = self._task
         weights, public = self.average.values, task.public_inputs
-        return evaluate(self.model, weights, task.loss, records, task.batch_dims, public)
+        return metrics.evaluate(self.model, weights, task.loss, records, task.batch_dims, public)
 
     def _batch_loss(self, indices: Indices) -> float | None:
         if len(indices) < 1 + bool(mixing_layers(self.model)):
@@ -244,7 +230,7 @@ class Loop:
             non_finite = self._non_finite
         epoch = self.plan.privacy.examples_before(done) / self.plan.examples
         public = (done, epoch, step_size, bound, self._epsilon[done], test_loss, accuracy)
-        self.history.append(Metrics(*public, loss, clipped, non_finite))
+        self.history.append(metrics.Metrics(*public, loss, clipped, non_finite))
 
     def add_up(self) -> None:
         """Add the counts of all processes; all of them must call it together."""
@@ -257,7 +243,7 @@ class Loop:
 
         For a sharded model, all processes call it together; the leading one gets whole tensors.
         """
-        tensors, values = optimizer_state(self.descent.optimizer)
+        tensors, values = optimizers.optimizer_state(self.descent.optimizer)
         filtered, filter_values = self.descent.filter_state()
         bound = torch.tensor(list(b"".join(self.private.bound)), dtype=torch.uint8)
         average, keep = self.average.state(), self.private.team.leads
@@ -276,7 +262,7 @@ class Loop:
             {
                 "optimizer": values,
                 "filter": filter_values,
-                "history": to_values(self.history),
+                "history": [astuple(row) for row in self.history],
                 "clip_norm": self.private.clip_norm,
                 "transcript": self.private.transcript.to_values(),
                 "non_finite": self._non_finite,
@@ -295,9 +281,11 @@ class Loop:
         if self._shards is not None:
             owned |= {kind: self._shards.own_of(owned[kind]) for kind in ("average", "optimizer")}
         self.average.restore(owned["average"])
-        restore_optimizer(self.descent.optimizer, owned["optimizer"], saved.values["optimizer"])
+        optimizers.restore_optimizer(
+            self.descent.optimizer, owned["optimizer"], saved.values["optimizer"]
+        )
         self.descent.restore_filter(owned["filter"], saved.values.get("filter", {}))
-        self.history = from_values(saved.values["history"])
+        self.history = [metrics.Metrics(*row) for row in saved.values["history"]]
         self.private.clip_norm = saved.values["clip_norm"]
         self.private.transcript = Transcript.from_values(saved.values["transcript"])
         bound = owned["noise"]["bound"].numpy().tobytes()
@@ -346,7 +334,7 @@ class Run:
 
     model: torch.nn.Module
     statement: Statement
-    history: tuple[Metrics, ...]
+    history: tuple[metrics.Metrics, ...]
     plan: Plan
     folder: Path | None = None
     transcript: Transcript | None = field(default=None, compare=False, repr=False)
@@ -373,7 +361,7 @@ class Task:
     diagnostics: bool = True
     resume: bool = False
     overwrite: bool = False
-    progress: Callable[[Event], None] | None = None
+    progress: Callable[[metrics.Event], None] | None = None
     caveats: tuple[Caveat, ...] = ()
     batch_dims: gradients.BatchDims | None = None
     team: Team = field(default_factory=Team)
@@ -408,7 +396,7 @@ def train(
     diagnostics: bool = True,
     resume: bool = False,
     overwrite: bool = False,
-    progress: Callable[[Event], None] | None = None,
+    progress: Callable[[metrics.Event], None] | None = None,
     **short: Unpack[ShortForms],
 ) -> Run:
     """Run a plan: every round releases a noised sum of clipped gradients and steps an optimizer.
@@ -623,13 +611,13 @@ def opened_task(
         require_fit(model, chosen, held_out, "test", batch_dims)
     check_loss(model, chosen, records, batch_dims, plan.contribution, plan.augmentation)
     judged = held_out if plan.schedule.kind == "drops" else None
-    if judged is not None and evaluate(model, {}, chosen, judged, batch_dims)[1] is None:
+    if judged is not None and metrics.evaluate(model, {}, chosen, judged, batch_dims)[1] is None:
         raise ValueError(
             "the schedule 'drops' looks at accuracy, and test= has no labels to measure it on: "
             "take another schedule, such as 'cosine'"
         )
     # An unknown optimizer is reported before anything is released, means for centring included.
-    descent_of(plan, trained_here(model))
+    optimizers.descent_of(plan, trained_here(model))
     if batch_dims is None and not isinstance(plan.contribution, LocalUpdates):
         require_reached(model, chosen, records)
     same = held_out is not None and coincide(as_rows(records, model), held_out)
@@ -694,7 +682,7 @@ def run_plan(task: Task) -> Run:
     if folder is not None and team.first(lambda: task.resume and folder.finished):
         return read_back(folder, model, plan, team)
     if folder is not None:  # before anything is released, means for centring included
-        require_stored(plan.optimizer, trained_here(model).values())
+        optimizers.require_stored(plan.optimizer, trained_here(model).values())
     task = _centred(task)
     plan = task.plan
     if task.paid is not None and task.prepared is not None:
@@ -745,7 +733,7 @@ def run_plan(task: Task) -> Run:
     loop.average.hand_over()
     task.centring.end()
     if task.public_inputs is not None:
-        settle_statistics(model, task.public_inputs)
+        metrics.settle_statistics(model, task.public_inputs)
     history = tuple(loop.history)
     if folder is not None:
         unsaved, state = statement, whole_state(model, team.leads)
@@ -869,12 +857,12 @@ def _rounds(loop: Loop, checkpointer: Checkpointer | None, task: Task) -> None:
                 raise Interrupted(path_of(task.folder), done)
 
 
-def event(done: int, rounds: int, history: Sequence[Metrics]) -> Event:
+def event(done: int, rounds: int, history: Sequence[metrics.Metrics]) -> metrics.Event:
     """The event of round ``done``, with the values of the last row of the history."""
     if not history:
-        return Event(done, rounds)
-    names = [part.name for part in fields(Event)][2:]
-    return Event(done, rounds, *(getattr(history[-1], name) for name in names))
+        return metrics.Event(done, rounds)
+    names = [part.name for part in fields(metrics.Event)][2:]
+    return metrics.Event(done, rounds, *(getattr(history[-1], name) for name in names))
 
 
 def read_back(folder: RunFolder, model: torch.nn.Module, plan: Plan | None, team: Team) -> Run:

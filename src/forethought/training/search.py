@@ -19,29 +19,14 @@ import contextlib
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Unpack, get_args
 
 import torch
 
-from forethought.accounting import exact
-from forethought.accounting.adaptive import (
-    PHASES_ALONE,
-    SEARCH_ALONE,
-    Filter,
-    NextPhaseRule,
-    Progress,
-    Selection,
-    Trials,
-    draw,
-    filter_from_state,
-    matching_score_noise,
-    require_trials,
-    selection_details,
-    suited_filter,
-)
+from forethought.accounting import adaptive, exact
 from forethought.accounting.statement import SCORE, About, Randomness, Statement, account
 from forethought.data import Dataset as LoadedData
 from forethought.data.dataset import PersonRows
@@ -66,6 +51,7 @@ from forethought.training.folder import (
     RunFolder,
     RunSecrets,
     continued,
+    differing,
     environment,
     identity,
     locked,
@@ -76,7 +62,7 @@ from forethought.training.folder import (
     trained_before,
     undamaged,
 )
-from forethought.training.metrics import Event, Metrics, evaluate, from_values, to_values
+from forethought.training.metrics import Event, Metrics, evaluate
 from forethought.training.records import (
     CoincidingRecordsError,
     arranged,
@@ -154,7 +140,7 @@ def tune(  # noqa: C901, PLR0915
     data: object,
     candidates: Sequence[Plan],
     *,
-    trials: Trials,
+    trials: adaptive.Trials,
     holdout: object | None = None,
     scoring: Scoring = "noised",
     score: Score | None = None,
@@ -226,7 +212,7 @@ def tune(  # noqa: C901, PLR0915
             "scoring='public' with the data's own test part: it is as private as the rest. Give "
             "public records as holdout=, or leave scoring='noised'"
         )
-    require_trials(trials)
+    adaptive.require_trials(trials)
     one_of("scoring", scoring, get_args(Scoring))
     if holdout is not None and score is not None:
         raise ValueError(_EITHER)
@@ -319,27 +305,27 @@ def tune(  # noqa: C901, PLR0915
 
 
 def selection_of(
-    plans: Sequence[Plan], trials: Trials, scoring: str, score_noise: float | None = None
-) -> Selection:
+    plans: Sequence[Plan], trials: adaptive.Trials, scoring: str, score_noise: float | None = None
+) -> adaptive.Selection:
     """The mechanism of a search, accounted as one release; see :func:`tune`."""
     mechanisms = tuple(dict.fromkeys(plan.mechanism for plan in plans))
     if scoring == "noised" and score_noise is None:
-        score_noise = matching_score_noise(mechanisms, trials, plans[0].delta)
-    return Selection(mechanisms, trials, score_noise)
+        score_noise = adaptive.matching_score_noise(mechanisms, trials, plans[0].delta)
+    return adaptive.Selection(mechanisms, trials, score_noise)
 
 
 def _trials(
     make_model: Callable[[], torch.nn.Module],
     tasks: Mapping[Plan, Task],
     plans: Sequence[Plan],
-    trials: Trials,
+    trials: adaptive.Trials,
     secrets: Secrets,
     seeds: Seeds,
     progress: Callable[[int, Event], None] | None,
 ) -> Iterator[Run]:
     """Train a random number of random candidates, one after the other."""
     choices = Stream(secrets.sampling, "candidates")
-    number = draw(trials, Stream(secrets.sampling, "number of trials").at(0))
+    number = adaptive.draw(trials, Stream(secrets.sampling, "number of trials").at(0))
     trained: set[str] = set()
     for trial in range(number):
         plan = plans[int(choices.at(trial).integers(len(plans)))]
@@ -396,7 +382,7 @@ def _best(
     accuracy = None if math.isnan(value) else value
     rows = [replace(row, epsilon=statement.epsilon.upper) for row in run.history]
     rows[-1] = replace(rows[-1], accuracy=accuracy)
-    plan = with_caveats(run.plan, (SEARCH_ALONE,))
+    plan = with_caveats(run.plan, (adaptive.SEARCH_ALONE,))
     shown = Run(of_rows(run.model), statement, tuple(rows), plan, path_of(folder), run.transcript)
     if folder is not None:
         folder.add(files)
@@ -440,17 +426,18 @@ def _candidates(candidates: Sequence[Plan]) -> list[Plan]:
 def _statement(
     plan: Plan,
     plans: Sequence[Plan],
-    trials: Trials,
+    trials: adaptive.Trials,
     score_noise: float | None,
     scoring: Scoring,
     secrets: Secrets,
     named: Sequence[Caveat],
 ) -> Statement:
-    uses = (use for p in (plan, *plans) for use in p.not_covered if use != SEARCH_ALONE)
+    uses = (use for p in (plan, *plans) for use in p.not_covered if use != adaptive.SEARCH_ALONE)
     every = [p.mechanism for p in plans]
+    details = adaptive.selection_details(plan.mechanism, every, trials, score_noise, plan.delta)
     return account(
         plan.with_(not_covered=tuple(dict.fromkeys(uses))),
-        accountant=selection_details(plan.mechanism, every, trials, score_noise, plan.delta),
+        accountant=details,
         not_covered=(Caveat(_SCORED[scoring]), Caveat("candidates", str(len(plans))), *named),
         randomness=randomness(plan, secrets),
     )
@@ -532,7 +519,7 @@ class PhaseState:
     """The phases that were begun, and their outcomes."""
 
     def __init__(
-        self, plan: Plan, wanted: float, decide_on: str, adaptive: bool, caveats: Sequence[Caveat]
+        self, plan: Plan, wanted: float, decide_on: str, chosen: bool, caveats: Sequence[Caveat]
     ) -> None:
         self.plan, self.wanted, self.decide_on = plan, wanted, decide_on
         self.caveats = tuple(caveats)
@@ -541,11 +528,11 @@ class PhaseState:
         self.phases: list[PhaseRecord] = []
         self.ending: str | None = None  # a key of ENDINGS
         self.paid: list[str] = []  # the book's evidence of each phase that was paid separately
-        self.filter: Filter | None = None
-        if adaptive and plan.budget is not None:
+        self.filter: adaptive.Filter | None = None
+        if chosen and plan.budget is not None:
             first = Mechanism(plan.mechanism.rounds[0], adjacency=plan.mechanism.adjacency)
             if exact.epsilon(first, plan.budget.delta).upper <= plan.budget.epsilon:
-                self.filter = suited_filter(plan.mechanism, plan.budget)
+                self.filter = adaptive.suited_filter(plan.mechanism, plan.budget)
             if self.filter is None or self.filter.would_exceed(first):
                 raise ValueError(
                     f"the first phase alone exceeds the budget of epsilon {plan.budget.epsilon}: "
@@ -564,13 +551,13 @@ class PhaseState:
     def rounds_before(self) -> int:
         return self.total - self.phases[-1].rounds.count
 
-    def next(self, rule: NextPhaseRule | None) -> Rounds | None:
+    def next(self, rule: adaptive.NextPhaseRule | None) -> Rounds | None:
         parts = self.plan.mechanism.rounds
         if self.filter is None or rule is None or not self.phases:
             return parts[len(self.phases)] if len(self.phases) < len(parts) else None
         done = tuple((p.rounds, p.accuracy or 0.0) for p in self.phases)
-        copy = filter_from_state(self.filter.state_dict())
-        chosen = rule(Progress(self.plan.examples, self.wanted, done, copy))
+        copy = adaptive.filter_from_state(self.filter.state_dict())
+        chosen = rule(adaptive.Progress(self.plan.examples, self.wanted, done, copy))
         if chosen is None:
             self.ending = "declined"
             return None
@@ -596,7 +583,7 @@ class PhaseState:
         if self.filter is not None:
             state = self.filter.state_dict()
             nothing = [0.0] * len(state["spent"]) if isinstance(state["spent"], list) else 0.0
-            self.filter = filter_from_state({**state, "spent": nothing})
+            self.filter = adaptive.filter_from_state({**state, "spent": nothing})
             for phase in self.phases:
                 self.filter.spend(phase.rounds)
 
@@ -626,7 +613,7 @@ class PhaseState:
         ran = f"it stopped after {len(self.phases)} of them because {ENDINGS.get(self.ending, '')}"
         fixed = self.filter is None
         uses = (
-            *(use for use in self.plan.not_covered if use != PHASES_ALONE),
+            *(use for use in self.plan.not_covered if use != adaptive.PHASES_ALONE),
             *(*self.caveats, TIME_AND_MEMORY),
             *((NOT_COVERED_TEST, STEERED) if self.decide_on == "held-out" else ()),
             *((NOT_COVERED_DIAGNOSTICS,) if diagnostics else ()),
@@ -648,7 +635,7 @@ class PhaseState:
         """
         plan = self.plan
         if self.filter is not None:
-            uses = (*plan.not_covered, PHASES_ALONE)
+            uses = (*plan.not_covered, adaptive.PHASES_ALONE)
             plan = plan.remade(mechanism=self.mechanism, not_covered=uses)
         statement = self.statement(diagnostics)
         # All phases fixed in advance are accounted; a run may have stopped after some of them.
@@ -686,7 +673,9 @@ class PhaseState:
             "transcript": self.transcript.to_values(),
             "ending": self.ending,
             "filter": None if self.filter is None else self.filter.state_dict(),
-            "phases": [{**p.to_dict(), "history": to_values(p.history)} for p in self.phases],
+            "phases": [
+                {**p.to_dict(), "history": list(map(astuple, p.history))} for p in self.phases
+            ],
             **({"paid": self.paid} if self.paid else {}),
         }
         return Checkpoint(len(self.phases), {}, values)
@@ -696,13 +685,13 @@ class PhaseState:
         self.transcript = Transcript.from_values(values["transcript"])
         self.ending = values["ending"]
         if values["filter"] is not None:
-            self.filter = filter_from_state(values["filter"])
+            self.filter = adaptive.filter_from_state(values["filter"])
         self.phases = [_phase_of(row) for row in values["phases"]]
         self.paid = list(values.get("paid", ()))
 
 
 def _phase_of(row: Mapping[str, Any]) -> PhaseRecord:
-    history = tuple(from_values(row.get("history", ())))
+    history = tuple(Metrics(*values) for values in row.get("history", ()))
     return PhaseRecord(Rounds.from_dict(row["rounds"]), row["accuracy"], history)
 
 
@@ -738,7 +727,7 @@ def train_until(
     accuracy: float,
     test: object | None = None,
     decide_on: DecideOn = "held-out",
-    next_phase: NextPhaseRule | None = None,
+    next_phase: adaptive.NextPhaseRule | None = None,
     loss: Loss | None = None,
     out: str | Path | None = None,
     files: Mapping[str, str] | None = None,
@@ -849,7 +838,7 @@ def train_until(
 
 
 def _run(
-    task: Task, state: PhaseState, next_phase: NextPhaseRule | None, ledger: Payer | None
+    task: Task, state: PhaseState, next_phase: adaptive.NextPhaseRule | None, ledger: Payer | None
 ) -> PhasedRun:
     """Run phases to the end.
 
@@ -1058,10 +1047,8 @@ def _read_back(folder: RunFolder, model: torch.nn.Module, state: PhaseState) -> 
 
 
 def _require(saved: Mapping[str, Any], present: Mapping[str, Any], folder: Path) -> None:
-    differing = (name for name in saved if saved[name] != present[name])
-    changed = [f"{name} was {saved[name]!r}, is {present[name]!r}" for name in differing]
-    if changed:
-        raise CheckpointError(f"cannot resume the run in {folder}: {'; '.join(changed)}")
+    if changed := differing(saved, present):
+        raise CheckpointError(f"cannot resume the run in {folder}: {'; '.join(changed.values())}")
 
 
 def _shifted(progress: Callable[[Event], None], before: int, total: int) -> Callable[[Event], None]:

@@ -11,13 +11,13 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import Field, dataclass, field, fields, replace
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from forethought import jobs
 from forethought.accounting import exact
 from forethought.accounting.tradeoff import tradeoff
-from forethought.jobs.job import from_numbers
 from forethought.planning import defaults
 from forethought.planning.defaults import noise_to_signal
 from forethought.planning.forecast import Forecast, forecast
@@ -25,9 +25,6 @@ from forethought.planning.plan_request import PlanRequest
 from forethought.planning.solve import plan
 from forethought.values.mechanism import Budget
 from forethought.values.plan import Plan
-
-if TYPE_CHECKING:
-    from forethought.jobs.load import Loaded
 
 # False alarms at which an attacker's detections are bounded.
 FALSE_ALARMS = (0.001, 0.01, 0.05, 0.1, 0.2, 0.3, 0.5)
@@ -83,7 +80,9 @@ class Settings:
             raise SettingError(f"unknown setting {unknown[0]!r}: known are {', '.join(known)}")
         return cls(**{name: _checked(known[name], value) for name, value in values.items()})
 
-    def plan(self, loaded: Loaded | None = None, asked: PlanRequest | None = None) -> Plan:
+    def plan(
+        self, loaded: jobs.load.Loaded | None = None, asked: PlanRequest | None = None
+    ) -> Plan:
         """The plan for these settings; with a job, they replace the job's own numbers.
 
         Args:
@@ -95,7 +94,7 @@ class Settings:
         """
         if loaded is None:
             own = {"epsilon": self.epsilon, "delta": self.delta, "epochs": self.epochs}
-            request = from_numbers(records_per_person=self.records_per_person, **own)
+            request = jobs.job.from_numbers(records_per_person=self.records_per_person, **own)
             numbers = self.records, self.features + 1
             return plan(request.job.plan_request(*numbers, persons=self.persons))
         budget = Budget(self.epsilon, self.delta or defaults.default_delta(self.records))
@@ -126,7 +125,7 @@ def _checked(own: Field[Any], value: Any) -> Any:
     return type(least)(value)
 
 
-def shown(settings: Settings, loaded: Loaded | None = None) -> dict[str, Any]:
+def shown(settings: Settings, loaded: jobs.load.Loaded | None = None) -> dict[str, Any]:
     """Everything that the page shows, JSON-ready; ε and the attacker's limits are certified.
 
     Args:
@@ -165,17 +164,15 @@ def shown(settings: Settings, loaded: Loaded | None = None) -> dict[str, Any]:
     }
 
 
-def seconds(settings: Settings, loaded: Loaded | None) -> float | None:
+def seconds(settings: Settings, loaded: jobs.load.Loaded | None) -> float | None:
     """The seconds of a job's training here; None: no job, or not its own number of records."""
-    from forethought.jobs.train import seconds_of
-
     if loaded is None or settings.records != loaded.examples:
         return None
-    return seconds_of(loaded, settings.plan(loaded))
+    return jobs.train.seconds_of(loaded, settings.plan(loaded))
 
 
 def _noises(
-    settings: Settings, made: Plan, loaded: Loaded | None, asked: PlanRequest | None
+    settings: Settings, made: Plan, loaded: jobs.load.Loaded | None, asked: PlanRequest | None
 ) -> list[tuple[float, float]]:
     """Pairs (noise-to-signal ratio, records) of the settings with fewer and more records.
 

@@ -28,13 +28,11 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from forethought import jobs
 from forethought.jobs.job import PERSON, from_file, to_toml
 from forethought.web.planner import SettingError, Settings, seconds, shown
-
-if TYPE_CHECKING:
-    from forethought.jobs.load import Loaded
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,60}\.(json|toml)")
 # Placeholders for the data of a new job, which its author replaces.
@@ -54,7 +52,7 @@ class Place:
     folder: Path
     job: Mapping[str, Any] | None = None
     notes: tuple[str, ...] = ()
-    loaded: Loaded | None = None
+    loaded: jobs.load.Loaded | None = None
 
     def save(self, name: str, settings: Settings) -> Path:
         """Write the plan as ``NAME.json``, or a job as ``NAME.toml``; no file is replaced.
@@ -113,9 +111,7 @@ def beginning(job_file: Path | None, folder: Path, data_dir: Path | None) -> tup
     """
     if job_file is None:
         return Place(folder), Settings()
-    from forethought.jobs.load import load_job
-
-    loaded = load_job(from_file(job_file), data_dir)
+    loaded = jobs.load.load_job(from_file(job_file), data_dir)
     job, usual = loaded.request.job, Settings()  # the job with the choices made for its data
     start = Settings(
         epsilon=job.budget.epsilon or usual.epsilon,
