@@ -659,15 +659,15 @@ class Store(book.Book):
             raise book.NotAllowedError(f"{self.actor} is {self.role} here: {kind!r} is for {who}s")
         if kept.key is not None and kept.signer is None:
             raise book.BookError(f"{kept.url} is signed: open it with its private key to change it")
-        # No actor's name has a line break; older versions wrote a colon, which many have.
-        names = [f"{self.actor}{mark}{call}" for mark in "\n:"] if call else [secrets.token_hex(16)]
+        # No actor's name has a line break.
+        name = f"{self.actor}\n{call}" if call else secrets.token_hex(16)
         until, looked, lost = time.monotonic() + kept.patience, call is not None, False
         while True:
             sent = False
             try:
                 with kept.engine.begin() as connection:
                     head = connection.execute(sa.select(HEAD).with_for_update()).one()
-                    if looked and (found := self._earlier(connection, names)):
+                    if looked and (found := self._earlier(connection, name)):
                         return found
                     lost = False
                     if kept.key_in(connection) != kept.key:
@@ -678,7 +678,7 @@ class Store(book.Book):
                         return {}
                     values = {**found, "actor": self.actor, "at": turn.at}
                     entry = chain.chained(turn.number, kind, values, head.hash, kept.signer)
-                    _append(connection, entry, names[0])
+                    _append(connection, entry, name)
                     sent = True
                 return values
             except DBAPIError as error:
@@ -687,18 +687,17 @@ class Store(book.Book):
             if trouble.kind == "stop" and sent:
                 # The transaction has ended and locks nothing, so the book can be read at once.
                 with suppress(book.BookError):  # it cannot be read either: not known
-                    if earlier := self._read(lambda connection: self._earlier(connection, names)):
+                    if earlier := self._read(lambda connection: self._earlier(connection, name)):
                         return earlier
                     lost = False
             if trouble.kind == "stop" or time.monotonic() > until:
-                raise self._given_up(kind, names[-1], trouble, lost)
+                raise self._given_up(kind, name.replace("\n", ":"), trouble, lost)
             time.sleep(random.uniform(0.01, 0.2))
 
-    def _earlier(self, connection: sa.Connection, names: Sequence[str]) -> Mapping[str, Any] | None:
-        """The values of the actor's own entry that a call with one of these names wrote."""
-        rows = connection.execute(sa.select(ENTRIES).where(ENTRIES.c.call.in_(names)))
-        found = (_entry(row).values for row in rows)
-        return next((values for values in found if values["actor"] == self.actor), None)
+    def _earlier(self, connection: sa.Connection, name: str) -> Mapping[str, Any] | None:
+        """The values of the entry that a call with this name wrote."""
+        row = one(connection, ENTRIES, ENTRIES.c.call == name)
+        return None if row is None else _entry(row).values
 
     def _given_up(self, kind: str, name: str, trouble: Failure, lost: bool) -> book.BookError:
         where = f"{self._kept.url}: {trouble.words}"
