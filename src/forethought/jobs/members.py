@@ -30,7 +30,7 @@ from forethought.federated.federation import (
 from forethought.federated.statements import Policy
 from forethought.gossip.gossip import GOSSIP, Gossip, GossipError, digest_of
 from forethought.holders import flower
-from forethought.holders.cluster import ActorContext, cluster, run_workers
+from forethought.holders.cluster import WorkerActor, cluster, run_workers
 from forethought.holders.driving import Begin, CarryClient, ClientDriver, Send, over_streams
 from forethought.holders.grpc import SCHEMES, PeerRoster, SiteLinks, grpc_stream, is_address
 from forethought.holders.links import Launched, Pace, TeamLinks, WorkerOutcome
@@ -706,7 +706,7 @@ def cluster_worker(
     me: int,
     out: Path,
     data_dir: Path | None,
-    here: ActorContext,
+    here: WorkerActor,
 ) -> PeerResult:
     """Run one worker in a Ray actor; see :func:`cluster_workers`.
 
