@@ -1567,7 +1567,7 @@ MUTANTS = [
            "self._now + federation.cadence / (federation.refreshes + 1)",
            "test_each_part_begins_at_its_time_on_the_newest_model"),
     Mutant("refreshes: a model that comes at the time of a part is met", "ClientMachine.handle",
-           "[*parts, *self._timed(event)]", "[*self._timed(event), *self._further_parts()]",
+           "self._now >= at", "self._now > at",
            "test_each_part_begins_at_its_time_on_the_newest_model"),
     Mutant("refreshes: without a cadence", "Federation._check_refreshes",
            "self.rule == 'synchronous' or self.cadence is None", "self.rule == 'synchronous'",

@@ -97,7 +97,13 @@ class Identity(Stored):
 
 
 class Everybody(Stored):
-    """Base class of :class:`Roster` and of a gossip's roster."""
+    """Base class of :class:`Roster` and of a gossip's roster.
+
+    Attributes:
+        FIRST: the place of the first of :attr:`identities`.
+    """
+
+    FIRST: ClassVar[int] = 0
 
     @property
     def identities(self) -> tuple[Identity, ...]:
@@ -108,6 +114,19 @@ class Everybody(Stored):
     def names(self) -> list[str]:
         """The names of all members, in the order of :attr:`identities`."""
         return [identity.name for identity in self.identities]
+
+    def place(self, keys: Keys) -> int:
+        """The place of the member that these keys belong to.
+
+        Raises:
+            RosterError: they belong to no member.
+        """
+        if keys.identity not in self.identities:
+            raise RosterError(
+                f"the keys are those of {keys.identity.name!r}, or were made anew: the roster has "
+                f"{', '.join(self.names)}, with the keys they had when it was made"
+            )
+        return self.FIRST + self.identities.index(keys.identity)
 
     @property
     def fingerprint(self) -> str:
@@ -130,6 +149,7 @@ class Roster(Everybody):
 
     SCHEMA: ClassVar[str] = "forethought/roster/1"
     CALLED: ClassVar[str] = "roster"
+    FIRST: ClassVar[int] = SERVER
     PARTS: ClassVar[Readers] = {"server": Identity.from_dict, "clients": each(Identity.from_dict)}
 
     server: Identity
@@ -159,21 +179,6 @@ class Roster(Everybody):
     def of(cls, server: Identity, clients: Iterable[Identity]) -> Roster:
         """A new roster with a fresh random nonce."""
         return cls(server, tuple(clients), secrets.token_hex(16))
-
-    def place(self, name: str) -> int:
-        """The place of the client with this name.
-
-        Raises:
-            RosterError: no client has that name.
-        """
-        names = self.names[1:]
-        if name not in names:
-            raise RosterError(f"no client is called {name!r}: the roster has {', '.join(names)}")
-        return names.index(name)
-
-    def identity(self, place: int) -> Identity:
-        """The identity at a place; the server's is -1."""
-        return self.server if place == SERVER else self.clients[place]
 
     def signed(self, client: int, content: bytes, signature: bytes) -> bool:
         """True if ``signature`` is the signature of the client at a place on ``content``."""

@@ -387,9 +387,6 @@ BACK_OFF = (0.1, 5.0)
 _FLUSH = 5.0
 
 
-Send = Callable[[int, Any, bytes], None]
-
-
 Begin = Callable[[Compute], None]
 
 
@@ -483,7 +480,7 @@ class FederationClient:
     def __init__(
         self,
         connect: Connect,
-        driver: Callable[[Send, Begin], ClientDriver],
+        driver: Callable[[Out, Begin], ClientDriver],
         compute: Callable[[Compute], Computed | None],
         back_off: tuple[float, float] = BACK_OFF,
     ) -> None:
@@ -574,7 +571,7 @@ class FederationClient:
 
 
 CarryClient: TypeAlias = Callable[
-    [Callable[[Send, Begin], ClientDriver], Callable[[Compute], Computed | None]], ClientDriver
+    [Callable[[Out, Begin], ClientDriver], Callable[[Compute], Computed | None]], ClientDriver
 ]
 
 
@@ -594,7 +591,7 @@ def over_streams(
     """
 
     def carry(
-        make: Callable[[Send, Begin], ClientDriver], compute: Callable[[Compute], Computed | None]
+        make: Callable[[Out, Begin], ClientDriver], compute: Callable[[Compute], Computed | None]
     ) -> ClientDriver:
         client = FederationClient(connect, make, compute)
 

@@ -328,7 +328,7 @@ def _require_tls(superlink: str, certificates: Path | None) -> None:
 
 def answer_requests(
     frames: Sequence[bytes],
-    make: Callable[[driving.Send, driving.Begin], driving.ClientDriver],
+    make: Callable[[driving.Out, driving.Begin], driving.ClientDriver],
     compute: Callable[[Compute], Computed | None],
 ) -> tuple[driving.ClientDriver, list[bytes]]:
     """Answer one request as a client; computes the updates that it asks for before it returns.

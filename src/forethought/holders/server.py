@@ -207,7 +207,8 @@ def serve(
             OSError: the address cannot be used, or a write failed.
     """
     require_roster(federation, roster)
-    require_member(keys, roster, SERVER)
+    if roster.place(keys) != SERVER:
+        raise FederationError(f"the keys are of {keys.identity.name!r}, not of the server")
     with locked(folder):
         storage = FolderStorage(folder)
         start = _first_model(folder, weights)
@@ -303,19 +304,6 @@ def status_of(
         dict(driver.counts),
         tuple(f"{raised.code}: {raised.text}" for raised in list(driver.alarms)[-10:]),
     )
-
-
-def require_member(keys: Keys, roster: Roster, place: int) -> None:
-    """Refuse keys that are not those of this place in the roster.
-
-    Raises:
-        FederationError: they belong to another member, or were made anew.
-    """
-    if keys.identity != roster.identity(place):
-        raise FederationError(
-            f"the keys are those of {keys.identity.name!r}, or were made anew: the roster has "
-            f"others for {roster.identity(place).name!r}"
-        )
 
 
 def _first_model(folder: Path, weights: Vector) -> Vector:

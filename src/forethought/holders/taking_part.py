@@ -32,7 +32,6 @@ from forethought.gossip.gossip import Gossip, GossipError
 from forethought.gossip.statements import worker_statement
 from forethought.holders.driving import CarryClient, ClientDriver, Out
 from forethought.holders.links import Links, Pace, Stop, WorkerDriver, WorkerOutcome
-from forethought.holders.server import require_member
 from forethought.holders.simulator import Result, worker
 from forethought.holders.topology import LEFT, Agreed, endings, made_plan, statement_of
 from forethought.holders.trainer import (
@@ -331,8 +330,9 @@ def take_part_as_client(
         RunFolderBusyError: another process uses the folder. OSError: a write failed.
     """
     require_roster(federation, roster)
-    me = roster.place(keys.identity.name)
-    require_member(keys, roster, me)
+    me = roster.place(keys)
+    if me == SERVER:
+        raise FederationError("the keys are the server's, not a client's")
     require_architecture(shared, federation)
     policy.require(federation, me)
     server = {SERVER: bytes.fromhex(roster.server.public_key)}

@@ -31,7 +31,7 @@ from forethought.federated.statements import Policy
 from forethought.gossip.gossip import GOSSIP, Gossip, GossipError, digest_of
 from forethought.holders import flower
 from forethought.holders.cluster import WorkerActor, cluster, run_workers
-from forethought.holders.driving import Begin, CarryClient, ClientDriver, Send, over_streams
+from forethought.holders.driving import Begin, CarryClient, ClientDriver, Out, over_streams
 from forethought.holders.grpc import SCHEMES, PeerRoster, SiteLinks, grpc_stream, is_address
 from forethought.holders.links import Launched, Pace, TeamLinks, WorkerOutcome
 from forethought.holders.server import START, CarryServer, Served, over_grpc, serve
@@ -113,8 +113,7 @@ class Membership:
     @property
     def place(self) -> int:
         """The member's own place in the roster."""
-        own = self.keys.identity.name if isinstance(self.roster, Roster) else self.keys
-        return int(self.roster.place(own))
+        return int(self.roster.place(self.keys))
 
 
 def make_everybody(
@@ -566,7 +565,7 @@ def answered(config: Mapping[str, Any], frames: list[bytes]) -> list[bytes]:
     last_words = b""
 
     def carry(
-        make: Callable[[Send, Begin], ClientDriver], compute: Callable[[Compute], Computed | None]
+        make: Callable[[Out, Begin], ClientDriver], compute: Callable[[Compute], Computed | None]
     ) -> ClientDriver:
         nonlocal last_words
         driver, found = flower.answer_requests(frames, make, compute)
