@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TypeVar
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
@@ -96,6 +96,9 @@ class Identity(Stored):
             raise RosterError(f"the public key of {self.name}: {error}") from None
 
 
+_Agreed = TypeVar("_Agreed", bound="Agreement")
+
+
 class Everybody(Stored):
     """Base class of :class:`Roster` and of a gossip's roster.
 
@@ -104,6 +107,7 @@ class Everybody(Stored):
     """
 
     FIRST: ClassVar[int] = 0
+    nonce: str
 
     @property
     def identities(self) -> tuple[Identity, ...]:
@@ -127,6 +131,28 @@ class Everybody(Stored):
                 f"{', '.join(self.names)}, with the keys they had when it was made"
             )
         return self.FIRST + self.identities.index(keys.identity)
+
+    def with_keys(self, agreed: _Agreed) -> _Agreed:
+        """The agreement with these keys and the nonce, so that its run id depends on them.
+
+        Raises:
+            ValueError: of the agreement's class ``REFUSAL``: other names, or another order.
+        """
+        server = {"server_key": self.identities[0].public_key} if self.FIRST == SERVER else {}
+        members = self.identities[len(server) :]
+        return agreed.with_identities(members, nonce=self.nonce, **server)
+
+    def require(self, agreed: Agreement) -> None:
+        """Refuse an agreement that has other keys than this roster.
+
+        Raises:
+            ValueError: of the agreement's class ``REFUSAL``: names, their order, keys or the nonce.
+        """
+        if self.with_keys(agreed) != agreed:
+            raise agreed.REFUSAL(
+                f"this roster's keys are not those of the {agreed.CALLED}: take {ROSTER} and "
+                f"{agreed.file} from one place, made together"
+            )
 
     @property
     def fingerprint(self) -> str:

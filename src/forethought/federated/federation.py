@@ -16,7 +16,7 @@ from functools import cached_property, partial
 from itertools import accumulate
 from typing import Any, ClassVar, Literal, get_args
 
-from forethought.exchange.keys import Agreement, Roster
+from forethought.exchange.keys import Agreement
 from forethought.federated.sizes import Guard, Sizes
 from forethought.values.checks import imported, one_of, optional, real, whole
 from forethought.values.mechanism import LocalRounds, Mechanism, first_round, updates_of
@@ -560,26 +560,3 @@ def require_contract(federation: Federation, own: Federation, client: int) -> No
     here["members"], there["members"] = own.names, federation.names
     if (problem := other_terms(here, there, FEDERATION)) is not None:
         raise FederationError(problem)
-
-
-def with_roster(federation: Federation, roster: Roster) -> Federation:
-    """The federation with the roster's keys of members and server and its nonce.
-
-    Raises:
-        FederationError: other names, or another order.
-    """
-    public = roster.server.public_key
-    return federation.with_identities(roster.clients, server_key=public, nonce=roster.nonce)
-
-
-def require_roster(federation: Federation, roster: Roster) -> None:
-    """Refuse a roster that is not the federation's.
-
-    Raises:
-        FederationError: names, their order, keys or the nonce differ.
-    """
-    if with_roster(federation, roster) != federation:
-        raise FederationError(
-            "this roster's keys are not those of the federation: take roster.json and "
-            "federation.json from one place, made together"
-        )

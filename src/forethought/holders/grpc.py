@@ -423,14 +423,6 @@ class PeerRoster(Everybody):
         """The workers' identities, in the order of their places."""
         return self.workers
 
-    def with_keys(self, gossip: Gossip) -> Gossip:
-        """The gossip with its members' keys and the nonce, so that its run id depends on them.
-
-        Raises:
-            GossipError: other names, or another order.
-        """
-        return gossip.with_identities(self.workers, nonce=self.nonce)
-
     def one_way(self, to: int, connecting: Sequence[int]) -> Roster:
         """The roster of a worker, as the server, and of the workers that may connect to it."""
         return Roster(self.workers[to], tuple(self.workers[one] for one in connecting), self.nonce)

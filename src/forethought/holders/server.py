@@ -18,7 +18,7 @@ import numpy as np
 from forethought.exchange.keys import Keys, Roster
 from forethought.exchange.messages import SERVER, Endpoint, Vector
 from forethought.exchange.storage import FolderStorage, ServerJournal
-from forethought.federated.federation import Federation, FederationError, require_roster
+from forethought.federated.federation import Federation, FederationError
 from forethought.federated.secure_aggregation.server import SecureServer
 from forethought.federated.server import Average, ServerMachine
 from forethought.holders.driving import LastHeard, Out, ServerDriver, shown, stop_on_signals
@@ -206,7 +206,7 @@ def serve(
             belongs to another run, or is damaged. RunFolderBusyError: another process serves there.
             OSError: the address cannot be used, or a write failed.
     """
-    require_roster(federation, roster)
+    roster.require(federation)
     if roster.place(keys) != SERVER:
         raise FederationError(f"the keys are of {keys.identity.name!r}, not of the server")
     with locked(folder):

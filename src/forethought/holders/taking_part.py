@@ -23,7 +23,7 @@ from forethought.exchange.keys import POLICY, POLICY_SCHEMA, ROSTER, Keys, Roste
 from forethought.exchange.messages import SERVER, Endpoint, Leave, Vector
 from forethought.exchange.storage import LEDGER, ClientLedger, FolderStorage, MemberWitness
 from forethought.federated.client import ClientMachine
-from forethought.federated.federation import Federation, FederationError, require_roster
+from forethought.federated.federation import Federation, FederationError
 from forethought.federated.secure_aggregation.client import SecureClient
 from forethought.federated.secure_aggregation.masking import Ring, SecureAggregation, to_ring
 from forethought.federated.sizes import released
@@ -329,7 +329,7 @@ def take_part_as_client(
             share's payer the ledger was set back, or the plan does not fit.
         RunFolderBusyError: another process uses the folder. OSError: a write failed.
     """
-    require_roster(federation, roster)
+    roster.require(federation)
     me = roster.place(keys)
     if me == SERVER:
         raise FederationError("the keys are the server's, not a client's")

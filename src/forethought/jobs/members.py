@@ -25,7 +25,6 @@ from forethought.federated.federation import (
     Federation,
     FederationError,
     require_contract,
-    with_roster,
 )
 from forethought.federated.statements import Policy
 from forethought.gossip.gossip import GOSSIP, Gossip, GossipError, digest_of
@@ -199,13 +198,12 @@ def _hand_out(
     roster: Roster | PeerRoster
     if isinstance(agreed, Federation):
         roster = Roster.of(identities[0], identities[1:])
-        agreed = with_roster(agreed, roster)
     else:
         tables = holders.section_of(request.job, "gossip").worker
         given = [table.address for table in tables] or [None] * len(identities)
         addresses = [own or f"127.0.0.1:{FIRST_PORT + k}" for k, own in enumerate(given)]
         roster = PeerRoster.of(identities, addresses)
-        agreed = roster.with_keys(agreed)
+    agreed = roster.with_keys(agreed)
     for folder in folders:
         folder.mkdir(parents=True, exist_ok=True)
         roster.save(folder / ROSTER)
@@ -791,11 +789,7 @@ def site_worker(
     """
     held = Membership.load(folder, "gossip")
     gossip, me, first = held.agreed, held.place, held.first
-    if held.roster.with_keys(gossip) != gossip:
-        raise GossipError(
-            "this roster's keys are not those of the gossip: take roster.json and gossip.json from "
-            "one place, made together"
-        )
+    held.roster.require(gossip)
     _require_same(request, gossip)
     require_possible(request.job)
     member = _Member.of(request, gossip, me, out, data_dir)
