@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import secrets
 from collections import Counter
+from collections.abc import Callable
 
 import numpy as np
 
@@ -37,6 +38,7 @@ class SecureServer(ServerMachine):
 
     Args:
         federation: one with ``secure``. weights, average: see :class:`ServerMachine`.
+        entropy: maps n to n random bytes, for the numbers of attempts; they are not secret.
 
     Attributes:
         verify: verifies signatures of the roster's members, so that a client with false keys
@@ -47,11 +49,17 @@ class SecureServer(ServerMachine):
     """
 
     def __init__(
-        self, federation: Federation, weights: Vector, average: Average | None = None
+        self,
+        federation: Federation,
+        weights: Vector,
+        average: Average | None = None,
+        *,
+        entropy: Callable[[int], bytes] = secrets.token_bytes,
     ) -> None:
         super().__init__(federation, weights, average)
         self.verify: protocol.Verify | None = None
         self.settings = settings_of(federation)
+        self._entropy = entropy
         self._attempted: protocol.Aggregator | None = None
         self._begun = False
         # A version with the clients of its first roster, and one with those that refused.
@@ -112,7 +120,7 @@ class SecureServer(ServerMachine):
             self.version,
             asked,
             self.federation.parameters,
-            attempt=secrets.randbits(56),  # not secret
+            attempt=int.from_bytes(self._entropy(7), "big"),
             verify=self.verify,
         )
         self._attempted.gone = self._gone()
