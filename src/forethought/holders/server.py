@@ -21,7 +21,7 @@ from forethought.exchange.storage import FolderStorage, ServerJournal
 from forethought.federated.federation import Federation, FederationError
 from forethought.federated.secure_aggregation.server import SecureServer
 from forethought.federated.server import Average, ServerMachine
-from forethought.holders.driving import LastHeard, Out, ServerDriver, shown, stop_on_signals
+from forethought.holders.driving import LastHeard, Out, ServerDriver, attended
 from forethought.holders.grpc import LINGER, FederationServer
 from forethought.training.folder import locked
 from forethought.values.serialisation import replaced
@@ -260,8 +260,7 @@ def over_grpc(
             if look is not None:
                 look(status())
 
-        stop = asyncio.Event()
-        async with stop_on_signals(stop), shown(show):
+        async with attended(show) as stop:
             own = StatusPage(status)
             page_port = None if page is None else await own.start(page)
             try:
