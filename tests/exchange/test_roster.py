@@ -17,6 +17,7 @@ from forethought.exchange.keys import (
     Roster,
     RosterError,
 )
+from forethought.exchange.messages import SERVER
 
 
 @pytest.fixture(scope="module")
@@ -53,16 +54,16 @@ def test_a_certificate_can_sign_nothing(folders: Path) -> None:
 
 
 def test_a_roster_survives_its_file_and_has_a_name_of_its_own(
-    roster: Roster, tmp_path: Path
+    roster: Roster, folders: Path, tmp_path: Path
 ) -> None:
     roster.save(tmp_path / "roster.json")
     assert Roster.load(tmp_path / "roster.json") == roster
-    assert roster.place("b") == 1 and roster.identity(1).name == "b"
-    assert roster.identity(-1).name == "server"
+    keys = {name: Keys.load(folders / name) for name in ("server", "a", "b")}
+    assert [roster.place(own) for own in keys.values()] == [SERVER, 0, 1]
     again = Roster.of(roster.server, roster.clients)
     assert again.fingerprint != roster.fingerprint  # another run, even with the same keys
-    with pytest.raises(RosterError, match="is called 'c'"):
-        roster.place("c")
+    with pytest.raises(RosterError, match="made anew"):
+        roster.place(Keys.make(tmp_path / "b", "b"))
 
 
 def test_nobody_is_in_it_twice(roster: Roster, folders: Path) -> None:

@@ -30,8 +30,8 @@ from forethought.gossip.mixing import Mixing
 from forethought.holders import cluster as module
 from forethought.holders.cluster import (
     NAMESPACE,
-    ActorContext,
     ActorLinks,
+    WorkerActor,
     cluster,
     engine,
     name_of,
@@ -78,7 +78,7 @@ class Script:
     def __init__(self, me: int, folder: Path, count: int) -> None:
         self.me, self.folder, self.count = me, folder, count
 
-    def __call__(self, here: ActorContext) -> list[tuple[int, int, float]]:
+    def __call__(self, here: WorkerActor) -> list[tuple[int, int, float]]:
         agreed = gossip(self.count)
         links = here.links(agreed, self.me)
         came: list[tuple[int, int, float]] = []
@@ -220,11 +220,11 @@ def test_a_cluster_of_ones_own_listens_on_loopback_alone(there: None) -> None:
                 outside.connect((own, port))
 
 
-def _failing(here: ActorContext) -> None:
+def _failing(here: WorkerActor) -> None:
     raise ValueError("nothing to train on")
 
 
-def _returning(value: int, here: ActorContext) -> int:
+def _returning(value: int, here: WorkerActor) -> int:
     return value
 
 

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -24,7 +25,7 @@ from forethought.accounting.verification import verify
 from forethought.cli import app
 from forethought.data import load
 from forethought.data.synthetic import share_of, shares, write_share
-from forethought.exchange.keys import Keys
+from forethought.exchange.keys import Keys, RosterError
 from forethought.exchange.messages import Endpoint, Model
 from forethought.exchange.storage import FolderStorage, counted
 from forethought.federated.federation import Federation, FederationError
@@ -117,7 +118,7 @@ def test_members_make_their_own_keys_and_are_joined(job: Path, tmp_path: Path) -
     for name in ("roster.json", "federation.json"):
         (tmp_path / "a" / name).write_bytes((tmp_path / "shared" / name).read_bytes())
     member = jobs.Membership.load(tmp_path / "a", "federation")
-    assert member.roster.place("a") == 0 and member.roster.fingerprint in done.output
+    assert member.roster.place(member.keys) == 0 and member.roster.fingerprint in done.output
     with pytest.raises(JobError, match="server, a, b"):
         jobs.join(from_file(job), "federation", files[:2], tmp_path / "other")
 
@@ -143,15 +144,16 @@ def test_keys_and_rosters_of_others_are_refused(job: Path, keys: Path, tmp_path:
     Keys.make(mixed, "a")
     for name in ("roster.json", "federation.json"):
         (mixed / name).write_bytes((keys / "a" / name).read_bytes())
-    with pytest.raises(FederationError, match="were made anew"):
+    with pytest.raises(RosterError, match="were made anew"):
         jobs.take_part_in_job(from_file(job), mixed, tmp_path / "run")
-    with pytest.raises(FederationError, match="keys are those"):
+    with pytest.raises(FederationError, match="not of the server"):
         jobs.serve_job(from_file(job), keys / "a", tmp_path / "run")
     changed = json.loads((keys / "a" / "federation.json").read_text())
     changed["server_key"] = "11" * 32
-    (mixed / "federation.json").write_text(json.dumps(changed))
+    other = shutil.copytree(keys / "a", tmp_path / "other")
+    (other / "federation.json").write_text(json.dumps(changed))
     with pytest.raises(FederationError, match="of the federation"):
-        jobs.take_part_in_job(from_file(job), mixed, tmp_path / "run")
+        jobs.take_part_in_job(from_file(job), other, tmp_path / "run")
 
 
 @pytest.mark.slow

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -205,15 +204,6 @@ def test_an_export_that_cannot_be_is_found(export: str, what: str) -> None:
     assert not verify_export(rechained(values["entries"]))
     IMPOSSIBLE[what](values["entries"])
     assert verify_export(rechained(values["entries"]))
-
-
-def test_charges_of_an_older_version_do_not_say_that_they_are_for_persons(tmp_path: Path) -> None:
-    with contextlib.closing(create(f"sqlite:///{tmp_path / 'books.db'}", actor="owner")) as book:
-        book.open_account(Account(DATA, Budget(8.0, 1e-6), unit="person"))
-        book.reserve(DATA, replace(TEN, unit="person"))
-        values = json.loads(export_of(book.entries()))["entries"]
-        assert values[2]["values"]["charge"].pop("unit") == "person"
-        assert not verify_export(rechained(values))
 
 
 def test_an_export_that_was_edited_is_found(export: str) -> None:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import json
 import os
 import pickle
 import shutil
 import signal
-import sqlite3
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
@@ -534,26 +532,6 @@ def test_a_series_is_of_one_unit(tmp_path: Path) -> None:
         with pytest.raises(BookError, match="another plan"):
             train(model(), records(), planned(), ledger=series.part(planned().mechanism))
         series.settle()
-
-
-def test_a_reservation_of_an_older_version_goes_on(tmp_path: Path) -> None:
-    """Its charge does not say that a person is one contribution."""
-    ledger, book = opened(tmp_path)
-    paying, (data, plan) = people(book, ledger), of_people()
-    out = tmp_path / "run"
-    with pytest.raises(KeyboardInterrupt):
-        train(model(), data, plan, ledger=paying, out=out, progress=stopping(3))
-    with contextlib.closing(sqlite3.connect(tmp_path / "books.db")) as database, database:
-        asked = "UPDATE reservations SET charge = replace(charge, ?, '')"
-        assert database.execute(asked, [',"unit":"person"']).rowcount
-    assert book.reservation(1).charge.unit == "record"
-    with paying.paid(plan.mechanism, unit="person", folder=tmp_path) as said:
-        said.ahead(1)
-    with pytest.raises(BookError, match="another plan"):
-        paying.paid(plan.mechanism, folder=tmp_path, resume=True)
-    with paying.paid(plan.mechanism, unit="person", folder=out, resume=True) as paid:
-        train(model(), data, plan, ledger=paid, out=out, resume=True)
-    assert book.reservation(1).released == 10
 
 
 def test_another_plan_does_not_go_on_with_a_reservation(tmp_path: Path) -> None:

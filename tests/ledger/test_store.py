@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from sqlalchemy import delete, update
+from sqlalchemy import delete
 
 from forethought.ledger import store
 from forethought.ledger.book import (
@@ -20,7 +20,7 @@ from forethought.ledger.book import (
     OverBudgetError,
 )
 from forethought.ledger.chain import export, verify_export
-from forethought.ledger.database import ENTRIES, PERSONS, address, connected
+from forethought.ledger.database import PERSONS, address, connected
 from forethought.ledger.store import Store, create, open_book
 from forethought.ledger.totals import TotalRule
 from forethought.values.mechanism import Budget, FullBatch, Mechanism, Rounds
@@ -93,18 +93,6 @@ def test_a_call_is_its_actors(book: Store, charge: Charge) -> None:
     lab = book.acting("ann:lab", "analyst").reserve(DATA, charge, call="z")
     ann = book.acting("ann", "analyst").reserve(DATA, charge, call="lab:z")
     assert (ann.number, ann.by) == (lab.number + 1, "ann")
-
-
-def test_calls_of_an_older_books_entries_are_found(url: str, book: Store, charge: Charge) -> None:
-    lab, kim = (book.acting(name, "analyst") for name in ("kim:lab", "kim"))
-    number = lab.reserve(DATA, charge, call="z").number
-    engine = connected(address(url), 5.0)
-    with engine.begin() as connection:  # as older versions named it
-        named = update(ENTRIES).where(ENTRIES.c.kind == "reserve").values(call="kim:lab:z")
-        connection.execute(named)
-    engine.dispose()
-    assert lab.reserve(DATA, charge, call="z").number == number
-    assert kim.reserve(DATA, charge, call="lab:z").number == number + 1
 
 
 def test_lives_that_cannot_be(book: Store, charge: Charge) -> None:

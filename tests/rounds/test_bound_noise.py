@@ -303,11 +303,11 @@ def test_a_restored_ledger_gives_no_noise_at_two_widths() -> None:
     chosen = plan(clip=Clip(1.0, "quantile", count_noise=SIGMA))
     shared = SharedModel(Network())
     records = as_records(data(), torch.float32, torch.device("cpu"))
-    holder = Holder(chosen, records, cross_entropy, Secrets.draw(Seeds()))
+    holder = Holder(chosen, records, cross_entropy, Secrets.draw(Seeds()), gradients=True)
     start = shared.read()
     found: dict[float, torch.Tensor] = {}
     for by in range(40):  # the round before, on other models: so much noise tosses a coin
-        trainer = ClientTrainer(shared, holder, gradients=True)
+        trainer = ClientTrainer(shared, holder)
         trainer.compute(0, start + np.float32(by / 10))
         norm = trainer.private.clip_norm
         found[norm] = torch.from_numpy(trainer.compute(1, start).vector).double()

@@ -10,13 +10,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from forethought.holders.cluster import NAMESPACE, ActorContext, actor, engine, name_of
+from forethought.holders.cluster import NAMESPACE, WorkerActor, actor, engine, name_of
 
 # Seconds in which a worker begins: it loads torch first, on a busy machine beside others that do.
 BEGIN = 300.0
 
 
-def _lived(live: Callable[..., None], args: tuple[Any, ...], here: ActorContext) -> int:
+def _lived(live: Callable[..., None], args: tuple[Any, ...], here: WorkerActor) -> int:
     try:
         live(*args, here=here)
     except SystemExit as end:

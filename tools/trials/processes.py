@@ -33,7 +33,7 @@ from forethought.gossip.graphs import make
 from forethought.gossip.mixing import Mixing, Named
 from forethought.gossip.worker import Effects, Machine
 from forethought.holders import taking_part
-from forethought.holders.cluster import ActorContext, cluster
+from forethought.holders.cluster import WorkerActor, cluster
 from forethought.holders.grpc import PeerRoster, SiteLinks
 from forethought.holders.links import Links, Pace, PeersError, TeamLinks
 from forethought.holders.simulator import Result, worker
@@ -239,7 +239,7 @@ def live(
     me: int,
     life: int,
     watch: Watch | None = None,
-    here: ActorContext | None = None,
+    here: WorkerActor | None = None,
 ) -> None:
     """One life of one worker: from its folder to its end, or until somebody kills it.
 
@@ -309,7 +309,7 @@ def _sites(gossip: Gossip, roster: PeerRoster) -> Callable[[Keys], Links]:
     return lambda keys: SiteLinks(gossip, roster, keys, back_off=(0.05, 0.5))
 
 
-def _actors(gossip: Gossip, me: int, here: ActorContext) -> Callable[[Keys], Links]:
+def _actors(gossip: Gossip, me: int, here: WorkerActor) -> Callable[[Keys], Links]:
     return lambda keys: here.links(gossip, me)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TypeVar
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
@@ -96,8 +96,18 @@ class Identity(Stored):
             raise RosterError(f"the public key of {self.name}: {error}") from None
 
 
+_Agreed = TypeVar("_Agreed", bound="Agreement")
+
+
 class Everybody(Stored):
-    """Base class of :class:`Roster` and of a gossip's roster."""
+    """Base class of :class:`Roster` and of a gossip's roster.
+
+    Attributes:
+        FIRST: the place of the first of :attr:`identities`.
+    """
+
+    FIRST: ClassVar[int] = 0
+    nonce: str
 
     @property
     def identities(self) -> tuple[Identity, ...]:
@@ -108,6 +118,41 @@ class Everybody(Stored):
     def names(self) -> list[str]:
         """The names of all members, in the order of :attr:`identities`."""
         return [identity.name for identity in self.identities]
+
+    def place(self, keys: Keys) -> int:
+        """The place of the member that these keys belong to.
+
+        Raises:
+            RosterError: they belong to no member.
+        """
+        if keys.identity not in self.identities:
+            raise RosterError(
+                f"the keys are those of {keys.identity.name!r}, or were made anew: the roster has "
+                f"{', '.join(self.names)}, with the keys they had when it was made"
+            )
+        return self.FIRST + self.identities.index(keys.identity)
+
+    def with_keys(self, agreed: _Agreed) -> _Agreed:
+        """The agreement with these keys and the nonce, so that its run id depends on them.
+
+        Raises:
+            ValueError: of the agreement's class ``REFUSAL``: other names, or another order.
+        """
+        server = {"server_key": self.identities[0].public_key} if self.FIRST == SERVER else {}
+        members = self.identities[len(server) :]
+        return agreed.with_identities(members, nonce=self.nonce, **server)
+
+    def require(self, agreed: Agreement) -> None:
+        """Refuse an agreement that has other keys than this roster.
+
+        Raises:
+            ValueError: of the agreement's class ``REFUSAL``: names, their order, keys or the nonce.
+        """
+        if self.with_keys(agreed) != agreed:
+            raise agreed.REFUSAL(
+                f"this roster's keys are not those of the {agreed.CALLED}: take {ROSTER} and "
+                f"{agreed.file} from one place, made together"
+            )
 
     @property
     def fingerprint(self) -> str:
@@ -130,6 +175,7 @@ class Roster(Everybody):
 
     SCHEMA: ClassVar[str] = "forethought/roster/1"
     CALLED: ClassVar[str] = "roster"
+    FIRST: ClassVar[int] = SERVER
     PARTS: ClassVar[Readers] = {"server": Identity.from_dict, "clients": each(Identity.from_dict)}
 
     server: Identity
@@ -159,21 +205,6 @@ class Roster(Everybody):
     def of(cls, server: Identity, clients: Iterable[Identity]) -> Roster:
         """A new roster with a fresh random nonce."""
         return cls(server, tuple(clients), secrets.token_hex(16))
-
-    def place(self, name: str) -> int:
-        """The place of the client with this name.
-
-        Raises:
-            RosterError: no client has that name.
-        """
-        names = self.names[1:]
-        if name not in names:
-            raise RosterError(f"no client is called {name!r}: the roster has {', '.join(names)}")
-        return names.index(name)
-
-    def identity(self, place: int) -> Identity:
-        """The identity at a place; the server's is -1."""
-        return self.server if place == SERVER else self.clients[place]
 
     def signed(self, client: int, content: bytes, signature: bytes) -> bool:
         """True if ``signature`` is the signature of the client at a place on ``content``."""

@@ -104,17 +104,16 @@ class ClientMachine:
             return []
         self._now = event.now
         # Parts that are due come before the event, so that they do not use a model it brings.
-        parts = self._further_parts()
-        if parts and self.part_at is not None and not isinstance(event, on.Connected | on.Woken):
-            parts.append(on.Wake(self.part_at))
-        return [*parts, *self._timed(event)]
-
-    def _timed(self, event: on.Event) -> Effects:
+        effects: Effects = []
+        while (at := self.part_at) is not None and self._now >= at:
+            effects.append(self._ask())
+        if effects and self.part_at is not None and not isinstance(event, on.Connected | on.Woken):
+            effects.append(on.Wake(self.part_at))
         if self.held_until is not None and event.now >= self.held_until:
+            effects += self._let_go()
             if isinstance(event, on.Woken):
-                return [*self._let_go(), on.Wake(event.now + self.federation.resend)]
-            return [*self._let_go(), *self._handled(event)]
-        return self._handled(event)
+                return [*effects, on.Wake(event.now + self.federation.resend)]
+        return [*effects, *self._handled(event)]
 
     @property
     def part_at(self) -> float | None:
@@ -125,24 +124,17 @@ class ClientMachine:
             return None
         return self._begun + self._parts * federation.cadence / (federation.refreshes + 1)
 
-    def _further_parts(self) -> Effects:
-        effects: Effects = []
-        while (at := self.part_at) is not None and self._now >= at:
-            effects.append(self._ask())
-        return effects
-
     def _ask(self) -> on.Effect:
         """The request for the next part of the present update."""
         assert self._newest is not None
         part, self._parts = self._parts, self._parts + 1
         parts = self.federation.refreshes + 1
         place = self._place if self.federation.phases else -1
-        about = part, parts, place, self._sampling()
+        sampling: Sampling | None = None
+        if self._chosen:
+            sampling = Rounds.from_dict(json.loads(self._chosen)).sampling
+        about = part, parts, place, sampling
         return on.Compute(self.updates, self._origin, self._newest, *about)
-
-    def _sampling(self) -> Sampling | None:
-        """The sampling of the present update if its size was chosen; None: as planned."""
-        return Rounds.from_dict(json.loads(self._chosen)).sampling if self._chosen else None
 
     def _handled(self, event: on.Event) -> Effects:
         if isinstance(event, on.Received):

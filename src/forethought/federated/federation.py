@@ -16,7 +16,7 @@ from functools import cached_property, partial
 from itertools import accumulate
 from typing import Any, ClassVar, Literal, get_args
 
-from forethought.exchange.keys import Agreement, Roster
+from forethought.exchange.keys import Agreement
 from forethought.federated.sizes import Guard, Sizes
 from forethought.values.checks import imported, one_of, optional, real, whole
 from forethought.values.mechanism import LocalRounds, Mechanism, first_round, updates_of
@@ -32,30 +32,12 @@ from forethought.values.use import Averaging
 
 
 Permissible = Callable[[int, int], bool]
-
-
-def constant(most: int) -> Permissible:
-    """i − k ≤ ``most``: a fixed number of rounds ahead. 0 waits for every client each round."""
-    return lambda k, i: i - k <= most
-
-
-def one(most: int) -> Permissible:
-    """k ≥ i − 1: 1-asynchronous, as in the paper's experiments."""
-    return constant(1)
-
-
-def root(most: int) -> Permissible:
-    """i − k ≤ max(``most``, √(i/ln i)), counted in rounds.
-
-    A delay of √(t/ln t) keeps the best rate for strongly convex problems (Nguyen et al. 2018).
-    """
-    return lambda k, i: i - k <= max(most, math.sqrt(i / math.log(i)) if i > 1 else 0)
-
-
-DELAYS: Mapping[str, Callable[[int], Permissible]] = {
-    "constant": constant,
-    "one": one,
-    "sqrt": root,
+# Name → the function of k, i and ``most``. A delay of √(t/ln t) keeps the best rate for strongly
+# convex problems (Nguyen et al. 2018); it is counted in rounds.
+DELAYS: Mapping[str, Callable[[int, int, int], bool]] = {
+    "constant": lambda k, i, most: i - k <= most,
+    "one": lambda k, i, most: i - k <= 1,
+    "sqrt": lambda k, i, most: i - k <= max(most, math.sqrt(i / math.log(i)) if i > 1 else 0),
 }
 
 
@@ -64,8 +46,10 @@ class Delay:
     """A permissible delay by name.
 
     Args:
-        kind: ``"constant"``, ``"one"`` or ``"sqrt"``; a key of :data:`DELAYS`. Or
-            ``"module:function"``, a function of the user's own that is called with k and i.
+        kind: a key of :data:`DELAYS`. ``"constant"``: a fixed number of rounds ahead, of which 0
+            waits for every client each round; ``"one"``: 1-asynchronous, as in the paper's
+            experiments; ``"sqrt"``: more as rounds go on. Or ``"module:function"``, a function of
+            the user's own that is called with k and i.
         most: for "constant", the permitted rounds ahead; for "sqrt", rounds ahead that are always
             permitted.
 
@@ -103,7 +87,8 @@ class Delay:
                     "or False"
                 ) from error
             return lambda k, i: k >= i or bool(chosen(k, i))
-        return DELAYS[self.kind](self.most)
+        named, most = DELAYS[self.kind], self.most
+        return lambda k, i: named(k, i, most)
 
 
 # The file of a federation.
@@ -560,26 +545,3 @@ def require_contract(federation: Federation, own: Federation, client: int) -> No
     here["members"], there["members"] = own.names, federation.names
     if (problem := other_terms(here, there, FEDERATION)) is not None:
         raise FederationError(problem)
-
-
-def with_roster(federation: Federation, roster: Roster) -> Federation:
-    """The federation with the roster's keys of members and server and its nonce.
-
-    Raises:
-        FederationError: other names, or another order.
-    """
-    public = roster.server.public_key
-    return federation.with_identities(roster.clients, server_key=public, nonce=roster.nonce)
-
-
-def require_roster(federation: Federation, roster: Roster) -> None:
-    """Refuse a roster that is not the federation's.
-
-    Raises:
-        FederationError: names, their order, keys or the nonce differ.
-    """
-    if with_roster(federation, roster) != federation:
-        raise FederationError(
-            "this roster's keys are not those of the federation: take roster.json and "
-            "federation.json from one place, made together"
-        )

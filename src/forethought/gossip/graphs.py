@@ -73,14 +73,10 @@ class Graph:
                 f"workers can be reached (not worker {cut}, for one); add an edge between the parts"
             )
 
-    @property
+    @cached_property
     def edges(self) -> tuple[Edge, ...]:
         """All edges, sorted, the smaller worker first."""
-        return self._complete if self.listed is None else self.listed
-
-    @cached_property
-    def _complete(self) -> tuple[Edge, ...]:
-        return tuple(combinations(range(self.size), 2))
+        return tuple(combinations(range(self.size), 2)) if self.listed is None else self.listed
 
     @cached_property
     def _adjacent(self) -> tuple[tuple[int, ...], ...]:

@@ -167,9 +167,14 @@ def name_of(run: str, worker: int) -> str:
 
 
 class WorkerActor:
-    """The process of one worker: it runs :meth:`work`, and takes neighbours' messages meanwhile."""
+    """The process of one worker: it runs :meth:`work`, and takes neighbours' messages meanwhile.
+
+    Other processes call :meth:`deliver`, :meth:`told`, :meth:`pause` and :meth:`pid`; the worker in
+    it calls :meth:`links`, :meth:`stop` and :meth:`tell`.
+    """
 
     def __init__(self) -> None:
+        self._run = ""
         self._links: ActorLinks | None = None
         self._paused = threading.Event()
         self._told = 0
@@ -181,14 +186,20 @@ class WorkerActor:
 
     def work(self, run: str, call: Call[T]) -> T:
         """Run the worker to its end. Ray calls this again after it restarts the process."""
+        self._run = run
+        return call(self)
 
-        def links(gossip: Gossip, me: int) -> ActorLinks:
-            self._links = ActorLinks(run, me, gossip)
-            return self._links
+    def links(self, gossip: Gossip, me: int) -> ActorLinks:
+        """Make the worker's links to its neighbours."""
+        self._links = ActorLinks(self._run, me, gossip)
+        return self._links
 
-        return call(ActorContext(links, self._paused.is_set, self._tell))
+    def stop(self) -> bool:
+        """True if the worker is to pause."""
+        return self._paused.is_set()
 
-    def _tell(self, updates: int) -> None:
+    def tell(self, updates: int) -> None:
+        """Take the worker's number of updates."""
         self._told = updates
 
     def told(self) -> int:
@@ -204,20 +215,7 @@ class WorkerActor:
         return os.getpid()
 
 
-@dataclass(frozen=True)
-class ActorContext:
-    """The functions that a cluster gives to a worker.
-
-    Args:
-        links: makes its links. stop: True if it is to pause. tell: takes its number of updates.
-    """
-
-    links: Callable[[Gossip, int], ActorLinks]
-    stop: Stop
-    tell: Callable[[int], None]
-
-
-Call: TypeAlias = Callable[[ActorContext], T]
+Call: TypeAlias = Callable[[WorkerActor], T]
 
 
 def actor() -> Any:

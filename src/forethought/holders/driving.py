@@ -24,28 +24,38 @@ from forethought.exchange.events import Compute, Computed
 from forethought.exchange.storage import ClientLedger, MemberWitness, ServerJournal
 from forethought.training.execution import SIGNALS
 
-# Ctrl-C and SIGTERM in an asyncio loop: the first asks to stop, the second acts at once.
+# Seconds between two looks at the status.
+LOOK = 0.25
 
 
 @contextlib.asynccontextmanager
-async def stop_on_signals(stop: asyncio.Event) -> AsyncIterator[None]:
-    """Set ``stop`` at the first signal while active; does nothing outside the main thread."""
-    loop = asyncio.get_running_loop()
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
+async def attended(show: Callable[[], None]) -> AsyncIterator[asyncio.Event]:
+    """Call ``show`` every :data:`LOOK` seconds while active, and give an event to stop at.
+
+    Ctrl-C and SIGTERM set it, in the main thread; a second signal acts at once.
+    """
+    stop, loop = asyncio.Event(), asyncio.get_running_loop()
+    main = threading.current_thread() is threading.main_thread()
+    signals = SIGNALS if main else ()
 
     def note() -> None:
         stop.set()
-        for number in SIGNALS:
+        for number in signals:
             loop.remove_signal_handler(number)
 
-    for number in SIGNALS:
+    async def again() -> None:
+        while True:
+            show()
+            await asyncio.sleep(LOOK)
+
+    for number in signals:
         loop.add_signal_handler(number, note)
+    task = asyncio.create_task(again())
     try:
-        yield
+        yield stop
     finally:
-        for number in SIGNALS:
+        task.cancel()
+        for number in signals:
             loop.remove_signal_handler(number)
 
 
@@ -387,9 +397,6 @@ BACK_OFF = (0.1, 5.0)
 _FLUSH = 5.0
 
 
-Send = Callable[[int, Any, bytes], None]
-
-
 Begin = Callable[[Compute], None]
 
 
@@ -483,7 +490,7 @@ class FederationClient:
     def __init__(
         self,
         connect: Connect,
-        driver: Callable[[Send, Begin], ClientDriver],
+        driver: Callable[[Out, Begin], ClientDriver],
         compute: Callable[[Compute], Computed | None],
         back_off: tuple[float, float] = BACK_OFF,
     ) -> None:
@@ -574,7 +581,7 @@ class FederationClient:
 
 
 CarryClient: TypeAlias = Callable[
-    [Callable[[Send, Begin], ClientDriver], Callable[[Compute], Computed | None]], ClientDriver
+    [Callable[[Out, Begin], ClientDriver], Callable[[Compute], Computed | None]], ClientDriver
 ]
 
 
@@ -594,7 +601,7 @@ def over_streams(
     """
 
     def carry(
-        make: Callable[[Send, Begin], ClientDriver], compute: Callable[[Compute], Computed | None]
+        make: Callable[[Out, Begin], ClientDriver], compute: Callable[[Compute], Computed | None]
     ) -> ClientDriver:
         client = FederationClient(connect, make, compute)
 
@@ -603,34 +610,13 @@ def over_streams(
                 look(client.driver, client.connected, client.trouble)
 
         async def until_done() -> None:
-            stop = asyncio.Event()
-            async with stop_on_signals(stop), shown(show):
+            async with attended(show) as stop:
                 await client.run(stop, leave)
 
         asyncio.run(until_done())
         return client.driver
 
     return carry
-
-
-@contextlib.asynccontextmanager
-async def shown(show: Callable[[], None]) -> AsyncIterator[None]:
-    """Call ``show`` every :data:`LOOK` seconds while active."""
-
-    async def again() -> None:
-        while True:
-            show()
-            await asyncio.sleep(LOOK)
-
-    task = asyncio.create_task(again())
-    try:
-        yield
-    finally:
-        task.cancel()
-
-
-# Seconds between two looks at the status.
-LOOK = 0.25
 
 
 class LastHeard:

@@ -21,7 +21,7 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -328,7 +328,7 @@ def _require_tls(superlink: str, certificates: Path | None) -> None:
 
 def answer_requests(
     frames: Sequence[bytes],
-    make: Callable[[driving.Send, driving.Begin], driving.ClientDriver],
+    make: Callable[[driving.Out, driving.Begin], driving.ClientDriver],
     compute: Callable[[Compute], Computed | None],
 ) -> tuple[driving.ClientDriver, list[bytes]]:
     """Answer one request as a client; computes the updates that it asks for before it returns.
@@ -375,17 +375,7 @@ def node_stream(
     import flwr  # noqa: F401
 
     _require_tls(superlink, certificates)
-
-    @contextlib.asynccontextmanager
-    async def connect(_: int) -> AsyncIterator[driving.FrameStream]:
-        node = _Node(superlink, certificates, node_key)
-        await node.open()
-        try:
-            yield node
-        finally:
-            await node.close()
-
-    return connect
+    return lambda _: _Node(superlink, certificates, node_key)
 
 
 class _Node:
@@ -405,11 +395,12 @@ class _Node:
         self._closing = self._finishing = False
         self._thread = threading.Thread(target=self._run, name="flower-node", daemon=True)
 
-    async def open(self) -> None:
+    async def __aenter__(self) -> _Node:
         self._thread.start()
         await self._opened
+        return self
 
-    async def close(self) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self._closing = True
         self._something.set()
         await asyncio.to_thread(self._thread.join)

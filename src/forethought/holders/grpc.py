@@ -423,29 +423,6 @@ class PeerRoster(Everybody):
         """The workers' identities, in the order of their places."""
         return self.workers
 
-    def place(self, keys: Keys) -> int:
-        """The place of the worker that these keys belong to.
-
-        Raises:
-            RosterError: they belong to no worker.
-        """
-        names = self.names
-        name = keys.identity.name
-        if name not in names or self.workers[names.index(name)] != keys.identity:
-            raise RosterError(
-                f"the keys are those of {name!r}, or were made anew: the roster has "
-                f"{', '.join(names)}, with the keys they had when it was made"
-            )
-        return names.index(name)
-
-    def with_keys(self, gossip: Gossip) -> Gossip:
-        """The gossip with its members' keys and the nonce, so that its run id depends on them.
-
-        Raises:
-            GossipError: other names, or another order.
-        """
-        return gossip.with_identities(self.workers, nonce=self.nonce)
-
     def one_way(self, to: int, connecting: Sequence[int]) -> Roster:
         """The roster of a worker, as the server, and of the workers that may connect to it."""
         return Roster(self.workers[to], tuple(self.workers[one] for one in connecting), self.nonce)

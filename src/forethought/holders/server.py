@@ -18,10 +18,10 @@ import numpy as np
 from forethought.exchange.keys import Keys, Roster
 from forethought.exchange.messages import SERVER, Endpoint, Vector
 from forethought.exchange.storage import FolderStorage, ServerJournal
-from forethought.federated.federation import Federation, FederationError, require_roster
+from forethought.federated.federation import Federation, FederationError
 from forethought.federated.secure_aggregation.server import SecureServer
 from forethought.federated.server import Average, ServerMachine
-from forethought.holders.driving import LastHeard, Out, ServerDriver, shown, stop_on_signals
+from forethought.holders.driving import LastHeard, Out, ServerDriver, attended
 from forethought.holders.grpc import LINGER, FederationServer
 from forethought.training.folder import locked
 from forethought.values.serialisation import replaced
@@ -206,8 +206,9 @@ def serve(
             belongs to another run, or is damaged. RunFolderBusyError: another process serves there.
             OSError: the address cannot be used, or a write failed.
     """
-    require_roster(federation, roster)
-    require_member(keys, roster, SERVER)
+    roster.require(federation)
+    if roster.place(keys) != SERVER:
+        raise FederationError(f"the keys are of {keys.identity.name!r}, not of the server")
     with locked(folder):
         storage = FolderStorage(folder)
         start = _first_model(folder, weights)
@@ -259,8 +260,7 @@ def over_grpc(
             if look is not None:
                 look(status())
 
-        stop = asyncio.Event()
-        async with stop_on_signals(stop), shown(show):
+        async with attended(show) as stop:
             own = StatusPage(status)
             page_port = None if page is None else await own.start(page)
             try:
@@ -303,19 +303,6 @@ def status_of(
         dict(driver.counts),
         tuple(f"{raised.code}: {raised.text}" for raised in list(driver.alarms)[-10:]),
     )
-
-
-def require_member(keys: Keys, roster: Roster, place: int) -> None:
-    """Refuse keys that are not those of this place in the roster.
-
-    Raises:
-        FederationError: they belong to another member, or were made anew.
-    """
-    if keys.identity != roster.identity(place):
-        raise FederationError(
-            f"the keys are those of {keys.identity.name!r}, or were made anew: the roster has "
-            f"others for {roster.identity(place).name!r}"
-        )
 
 
 def _first_model(folder: Path, weights: Vector) -> Vector:

@@ -23,7 +23,7 @@ from forethought.exchange.keys import POLICY, POLICY_SCHEMA, ROSTER, Keys, Roste
 from forethought.exchange.messages import SERVER, Endpoint, Leave, Vector
 from forethought.exchange.storage import LEDGER, ClientLedger, FolderStorage, MemberWitness
 from forethought.federated.client import ClientMachine
-from forethought.federated.federation import Federation, FederationError, require_roster
+from forethought.federated.federation import Federation, FederationError
 from forethought.federated.secure_aggregation.client import SecureClient
 from forethought.federated.secure_aggregation.masking import Ring, SecureAggregation, to_ring
 from forethought.federated.sizes import released
@@ -32,7 +32,6 @@ from forethought.gossip.gossip import Gossip, GossipError
 from forethought.gossip.statements import worker_statement
 from forethought.holders.driving import CarryClient, ClientDriver, Out
 from forethought.holders.links import Links, Pace, Stop, WorkerDriver, WorkerOutcome
-from forethought.holders.server import require_member
 from forethought.holders.simulator import Result, worker
 from forethought.holders.topology import LEFT, Agreed, endings, made_plan, statement_of
 from forethought.holders.trainer import (
@@ -330,9 +329,10 @@ def take_part_as_client(
             share's payer the ledger was set back, or the plan does not fit.
         RunFolderBusyError: another process uses the folder. OSError: a write failed.
     """
-    require_roster(federation, roster)
-    me = roster.place(keys.identity.name)
-    require_member(keys, roster, me)
+    roster.require(federation)
+    me = roster.place(keys)
+    if me == SERVER:
+        raise FederationError("the keys are the server's, not a client's")
     require_architecture(shared, federation)
     policy.require(federation, me)
     server = {SERVER: bytes.fromhex(roster.server.public_key)}

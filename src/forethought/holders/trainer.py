@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -40,7 +39,6 @@ from forethought.training.optimizers import (
     restore_optimizer,
 )
 from forethought.training.records import warn_of_another_model
-from forethought.values.checks import without_none
 from forethought.values.mechanism import Correlated, LocalRounds, Persons, Sampling, first_round
 from forethought.values.plan import Plan, Transcript, step_sizes
 
@@ -212,7 +210,6 @@ class ClientTrainer:
     Args:
         shared: the model; several trainers of a process may share it.
         holder: plan, records, secrets.
-        local_rounds, gradients: in place of the holder's; None: as it says.
         state: of an earlier trainer; b"": begin anew.
 
     Attributes:
@@ -221,18 +218,8 @@ class ClientTrainer:
         noised: of a holder of gradients, the last noised sum; None before the first.
     """
 
-    def __init__(
-        self,
-        shared: SharedModel,
-        holder: Holder,
-        local_rounds: LocalRounds | None = None,
-        *,
-        gradients: bool | str | None = None,
-        state: bytes = b"",
-    ) -> None:
-        given = {"local_rounds": local_rounds, "gradients": gradients}
-        how: dict[str, Any] = without_none(given)
-        self.shared, self.holder = shared, replace(holder, **how) if how else holder
+    def __init__(self, shared: SharedModel, holder: Holder, *, state: bytes = b"") -> None:
+        self.shared, self.holder = shared, holder
         self.noised: private_sum.NoisedSum | None = None
         # For an update in parts: its sum, the records of each part, and the parts' input hashes.
         self._sum: private_sum.PrivateSum | None = None

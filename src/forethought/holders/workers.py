@@ -16,7 +16,6 @@ import torch
 from forethought.holders.cluster import Actors, cluster
 from forethought.holders.simulator import HolderError, Result, Work
 from forethought.holders.trainer import ClientTrainer, Holder, SharedModel, compute_together
-from forethought.values.mechanism import LocalRounds
 
 # Trainers in this process; clients with the same weights compute together.
 PROCESSES = "processes"
@@ -60,7 +59,6 @@ class InProcess:
     Args:
         shared: the model of all clients.
         holders: of the clients, by place in the roster.
-        local_rounds, gradients: in place of theirs; None: as they say.
         states: of earlier trainers, for clients that continue from them.
         clients: number of all clients; default: the number of holders.
     """
@@ -69,14 +67,11 @@ class InProcess:
         self,
         shared: SharedModel,
         holders: Sequence[Holder] | Mapping[int, Holder],
-        local_rounds: LocalRounds | None = None,
         *,
-        gradients: bool | str | None = None,
         states: Mapping[int, bytes] | None = None,
         clients: int | None = None,
     ) -> None:
         self._shared, self._holders = shared, holders
-        self._local_rounds, self._gradients = local_rounds, gradients
         self._states = dict(states or {})
         self._clients = len(holders) if clients is None else clients
         self._works: list[Work] = []
@@ -118,14 +113,11 @@ class InProcess:
         return {work.client: one for work, one in zip(group, found, strict=True)}
 
     def _trainer(self, client: int) -> ClientTrainer:
-        trainer = self._made.get(client)
-        if trainer is None:
+        if client not in self._made:
             known = self._states.pop(client, b"")
-            how: dict[str, Any] = {"gradients": self._gradients, "state": known}
             own = self._holders[client]
-            trainer = ClientTrainer(self._shared, own, self._local_rounds, **how)
-            self._made[client] = trainer
-        return trainer
+            self._made[client] = ClientTrainer(self._shared, own, state=known)
+        return self._made[client]
 
 
 # Trainers in several processes, with the same bits as in one: one process computes all updates of

@@ -31,7 +31,7 @@ from forethought.accounting.statement import (
     plan_digest,
 )
 from forethought.exchange.keys import POLICY, POLICY_SCHEMA, ROSTER, Roster
-from forethought.federated.federation import FEDERATION, Federation, require_roster
+from forethought.federated.federation import FEDERATION, Federation
 from forethought.federated.statements import VIEWS, accountant_of, notes
 from forethought.gossip.decentralised import NetworkViewError
 from forethought.gossip.gossip import GOSSIP, Gossip
@@ -203,7 +203,7 @@ def _verified(
         transcript = _transcript(texts[TRANSCRIPT], statement, plan, federation)
     gossip = Gossip.from_json(texts[GOSSIP]) if GOSSIP in texts else None
     if federation is not None and ROSTER in texts:
-        require_roster(federation, Roster.from_json(texts[ROSTER]))
+        Roster.from_json(texts[ROSTER]).require(federation)
     if POLICY in texts:
         _require_policy(texts[POLICY], statement)
     for note in notes(federation) if federation else NOTES if gossip else ():

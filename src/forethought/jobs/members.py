@@ -25,13 +25,12 @@ from forethought.federated.federation import (
     Federation,
     FederationError,
     require_contract,
-    with_roster,
 )
 from forethought.federated.statements import Policy
 from forethought.gossip.gossip import GOSSIP, Gossip, GossipError, digest_of
 from forethought.holders import flower, taking_part
-from forethought.holders.cluster import ActorContext, cluster, run_workers
-from forethought.holders.driving import Begin, CarryClient, ClientDriver, Send, over_streams
+from forethought.holders.cluster import WorkerActor, cluster, run_workers
+from forethought.holders.driving import Begin, CarryClient, ClientDriver, Out, over_streams
 from forethought.holders.grpc import SCHEMES, PeerRoster, SiteLinks, grpc_stream, is_address
 from forethought.holders.links import Launched, Pace, TeamLinks, WorkerOutcome
 from forethought.holders.server import START, CarryServer, Served, over_grpc, serve
@@ -106,8 +105,7 @@ class Membership:
     @property
     def place(self) -> int:
         """The member's own place in the roster."""
-        own = self.keys.identity.name if isinstance(self.roster, Roster) else self.keys
-        return int(self.roster.place(own))
+        return int(self.roster.place(self.keys))
 
 
 def make_everybody(
@@ -193,13 +191,12 @@ def _hand_out(
     roster: Roster | PeerRoster
     if isinstance(agreed, Federation):
         roster = Roster.of(identities[0], identities[1:])
-        agreed = with_roster(agreed, roster)
     else:
         tables = holders.section_of(request.job, "gossip").worker
         given = [table.address for table in tables] or [None] * len(identities)
         addresses = [own or f"127.0.0.1:{FIRST_PORT + k}" for k, own in enumerate(given)]
         roster = PeerRoster.of(identities, addresses)
-        agreed = roster.with_keys(agreed)
+    agreed = roster.with_keys(agreed)
     for folder in folders:
         folder.mkdir(parents=True, exist_ok=True)
         roster.save(folder / ROSTER)
@@ -559,7 +556,7 @@ def answered(config: Mapping[str, Any], frames: list[bytes]) -> list[bytes]:
     last_words = b""
 
     def carry(
-        make: Callable[[Send, Begin], ClientDriver], compute: Callable[[Compute], Computed | None]
+        make: Callable[[Out, Begin], ClientDriver], compute: Callable[[Compute], Computed | None]
     ) -> ClientDriver:
         nonlocal last_words
         driver, found = flower.answer_requests(frames, make, compute)
@@ -699,7 +696,7 @@ def cluster_worker(
     me: int,
     out: Path,
     data_dir: Path | None,
-    here: ActorContext,
+    here: WorkerActor,
 ) -> PeerResult:
     """Run one worker in a Ray actor; see :func:`cluster_workers`.
 
@@ -785,11 +782,7 @@ def site_worker(
     """
     held = Membership.load(folder, "gossip")
     gossip, me, first = held.agreed, held.place, held.first
-    if held.roster.with_keys(gossip) != gossip:
-        raise GossipError(
-            "this roster's keys are not those of the gossip: take roster.json and gossip.json from "
-            "one place, made together"
-        )
+    held.roster.require(gossip)
     _require_same(request, gossip)
     require_possible(request.job)
     member = _Member.of(request, gossip, me, out, data_dir)

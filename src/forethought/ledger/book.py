@@ -92,8 +92,7 @@ class Charge:
         selection: a private search, which is charged as a whole; ``mechanism`` is then that of its
             first candidate, and the group 1.
         unit: whom the mechanism protects, as in :class:`Account`; always "person" for groups of
-            several records. Entries that an older version wrote for one contribution a person have
-            "record".
+            several records.
 
     Raises:
         ValueError: a search with another mechanism or group, or an unknown unit.

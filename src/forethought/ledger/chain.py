@@ -255,8 +255,7 @@ class BookState:
         # An entry whose machine's clock is behind has the date of the one before it.
         going = account.until is None or made.at[:10] <= account.until or made.at == self.at
         _require(going, "the account had ended")
-        # Older entries do not say that a person is one contribution: they have "record".
-        _require(made.charge.unit in ("record", account.unit), "a charge for another unit")
+        _require(made.charge.unit == account.unit, "a charge for another unit")
         costs = tuple(values["costs"])
         if not covers(costs, rule.costs(made.charge)):
             raise ValueError(f"reservation {made.number} costs more than it was charged")

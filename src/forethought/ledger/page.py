@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import quote
 
 from forethought.accounting.interval import at_least, at_most
-from forethought.ledger.book import Book, Charge, Entry, Reservation, Total, Unit
+from forethought.ledger.book import Book, Charge, Entry, Reservation, Total
 from forethought.ledger.chain import charge_from
 from forethought.ledger.history import Point, history
 
@@ -78,7 +78,7 @@ def account_page(book: Book, data: str) -> str:
         "What a run did not release can return when it is settled, so the line may fall.</p>",
         _curve(points, budget.epsilon),
         "<h2>Reservations</h2>",
-        _reservations(reservations, points, entries, account.unit),
+        _reservations(reservations, points, entries),
     ]
     if len(total.by_part) > 1:
         body += ["<h2>Partitions</h2>", _parts(total.by_part)]
@@ -125,7 +125,7 @@ def _verdict(problems: Sequence[str], head: str, count: int) -> str:
 
 
 def _reservations(
-    rows: Sequence[Reservation], points: Sequence[Point], entries: Sequence[Entry], unit: Unit
+    rows: Sequence[Reservation], points: Sequence[Point], entries: Sequence[Entry]
 ) -> str:
     after = {point.number: point.epsilon for point in points}
     then = {
@@ -141,8 +141,6 @@ def _reservations(
             released += f" (mark {one.mark:,})"  # any more rounds may have been released
         part = "" if one.charge.partition is None else f" · {one.charge.partition}"
         group = "" if one.charge.group == 1 else f" · groups of {one.charge.group}"
-        if one.charge.unit != unit:
-            group = f" · not said to protect a {unit}"  # by an older version
         made.append(
             [
                 str(one.number),

@@ -269,7 +269,7 @@ class Ledger:
             if held is None or held.status != "settled":
                 held = book.begin(found["number"], found["run"])
             # A settled reservation of another run, in a book that was set back, is not this run's.
-            own = replace(held, run=found["run"], charge=charge)
+            own = replace(held, run=found["run"])
             return PaidRun(self, book, own, path, found["call"], others)
         except OverBudgetError as error:
             words = (advice or _fewer_rounds(charge))(
@@ -323,8 +323,7 @@ class Ledger:
 
 def _going_on(found: Reservation, charge: Charge) -> Reservation | None:
     """The reservation that a folder's run continues; None if it was settled with 0 rounds."""
-    # An older version did not say that a person is one contribution.
-    if charge not in (found.charge, replace(found.charge, unit="person")):
+    if charge != found.charge:
         raise BookError(
             f"reservation {found.number} of this run folder is for another plan: go on with the "
             "plan that the run began with, or start a new run in another folder"

@@ -19,14 +19,14 @@ import ssl
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, NoReturn
+from typing import IO, TYPE_CHECKING, Any
 
 import uvicorn
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
@@ -81,14 +81,6 @@ class Buckets:
         return enough
 
 
-class _AskError(Exception):
-    """A request that is answered without calling the book; the message is sent as it is."""
-
-    def __init__(self, status: int, message: str, headers: Mapping[str, str] | None = None) -> None:
-        super().__init__(message)
-        self.status, self.headers = status, dict(headers or {})
-
-
 @dataclass
 class Service:
     """The handlers of requests; :func:`app` makes an application of them.
@@ -108,11 +100,11 @@ class Service:
         line["what"] = method = request.path_params["method"]
         book = self._acting(request, line)
         if method not in CALLS:
-            raise _AskError(404, f"a book has no {method!r}: {', '.join(CALLS)}")
+            raise HTTPException(404, f"a book has no {method!r}: {', '.join(CALLS)}")
         call = CALLS[method]
         values = parse(body.decode("utf-8")) if body else {}
         if not isinstance(values, dict):
-            raise _AskError(400, "the body must be a JSON object of arguments")
+            raise HTTPException(400, "the body must be a JSON object of arguments")
         arguments = {
             name: ARGUMENTS[name][1](value) if name in ARGUMENTS else value
             for name, value in values.items()
@@ -137,7 +129,7 @@ class Service:
         """The book, for the holder of a request's token.
 
         Raises:
-            _AskError: no known token, too many requests, or too many wrong tokens.
+            HTTPException: no known token, too many requests, or too many wrong tokens.
         """
         kind, _, given = request.headers.get("authorization", "").partition(" ")
         token = ""
@@ -149,29 +141,32 @@ class Service:
         asks = {"WWW-Authenticate": 'Basic realm="token as password"' if browser else "Bearer"}
         try:
             if not token:
-                raise _AskError(401, "give a token (Authorization: Bearer …)", asks)
+                raise HTTPException(401, "give a token (Authorization: Bearer …)", asks)
             holder = self.book.holder(token)
         except NotAllowedError as error:
             # Only now, since many may share an address: one's wrong token stops no other's.
             if self.wrong.take(line["from"]):
-                raise _AskError(401, str(error), asks) from None
-            raise _AskError(429, "too many wrong tokens: wait", {"Retry-After": "10"}) from None
+                raise HTTPException(401, str(error), asks) from None
+            raise HTTPException(429, "too many wrong tokens: wait", {"Retry-After": "10"}) from None
         line.update(who=holder.name, role=holder.role)
         if not self.rate.take(holder.name):
-            raise _AskError(429, f"{holder.name!r} asks too often: wait", {"Retry-After": "1"})
+            raise HTTPException(429, f"{holder.name!r} asks too often: wait", {"Retry-After": "1"})
         return self.book.acting(holder.name, holder.role)
 
-    def answered(self, answer: Answer, request: Request, body: bytes) -> Response:
+    def answered(self, answer: Answer | HTTPException, request: Request, body: bytes) -> Response:
         """The answer of a handler, or the reason that there is none; it is logged."""
         start = time.perf_counter()
         line: Line = {"from": "unknown" if request.client is None else request.client.host}
         line["what"] = request.url.path[:100]
         try:
+            if isinstance(answer, HTTPException):
+                raise answer
             made = answer(request, body, line)
-        except _AskError as error:
-            name = "value" if error.status == 413 else "not-allowed"
-            values = {"error": name, "message": str(error)}
-            made = JSONResponse(values, error.status, headers={**HEADERS, **error.headers})
+        except HTTPException as error:
+            name = "value" if error.status_code == 413 else "not-allowed"
+            values = {"error": name, "message": error.detail}
+            headers = {**HEADERS, **(error.headers or {})}
+            made = JSONResponse(values, error.status_code, headers=headers)
         except (ValueError, TypeError, KeyError, OverflowError) as error:
             missing = isinstance(error, KeyError)
             status, values = error_to(ValueError(f"{error} is missing") if missing else error)
@@ -187,31 +182,28 @@ class Service:
         return made
 
 
-def _refused(error: _AskError, *_: object) -> NoReturn:
-    raise error
-
-
 def app(service: Service) -> Starlette:
     """The ASGI application."""
 
     def unknown(request: Request, error: Exception) -> Response:
-        found = getattr(error, "status_code", 404), getattr(error, "headers", None)
-        refused = partial(_refused, _AskError(found[0], "nothing here answers that", found[1]))
-        return service.answered(refused, request, b"")
+        assert isinstance(error, HTTPException)
+        error.detail = "nothing here answers that"
+        return service.answered(error, request, b"")
 
     def route(path: str, answer: Answer, method: str) -> Route:
         async def endpoint(request: Request) -> Response:
             from starlette.concurrency import run_in_threadpool
 
-            body, chosen = b"", answer
+            body = b""
+            chosen: Answer | HTTPException = answer
             try:
                 async for piece in request.stream():
                     body += piece
                     if len(body) > LARGEST:
-                        chosen = partial(_refused, _AskError(413, f"more than {LARGEST:,} bytes"))
+                        chosen = HTTPException(413, f"more than {LARGEST:,} bytes")
                         break
             except ClientDisconnect:
-                chosen = partial(_refused, _AskError(400, "the caller hung up"))
+                chosen = HTTPException(400, "the caller hung up")
             return await run_in_threadpool(service.answered, chosen, request, body)
 
         return Route(path, endpoint, methods=[method])

@@ -33,6 +33,8 @@ from forethought.ledger.chain import TokenHolder as TokenHolder
 from forethought.ledger.database import (
     ACCOUNTS,
     ENTRIES,
+    FORM,
+    FORMS,
     HEAD,
     PERSONS,
     RESERVATIONS,
@@ -50,7 +52,6 @@ from forethought.ledger.database import (
     reading,
     shown,
 )
-from forethought.ledger.migrations import upgrade
 from forethought.ledger.totals import Sums, TotalRule
 from forethought.values.checks import one_of, suggestion, whole, without_none
 from forethought.values.mechanism import ADJACENCIES
@@ -119,7 +120,8 @@ def create(url: str, *, actor: str, key: Path | None = None) -> Store:
                         f"{kept.url} has tables of these names already: {', '.join(taken)}; a book "
                         "has a database, or a schema, of its own"
                     )
-                upgrade(connection)
+                TABLES.create_all(connection)
+                connection.execute(sa.insert(FORMS).values(version_num=FORM))
                 connection.execute(sa.insert(HEAD).values(id=1, number=0, hash="", at=""))
                 _append(connection, first, "book")
     except BaseException:
@@ -132,35 +134,31 @@ def create(url: str, *, actor: str, key: Path | None = None) -> Store:
     return open_book(url, actor=actor, key=key)
 
 
-def open_book(
-    url: str, *, actor: str, key: Path | None = None, migrate: bool = False, patience: float = 60.0
-) -> Store:
+def open_book(url: str, *, actor: str, key: Path | None = None, patience: float = 60.0) -> Store:
     """Open the book at ``url`` for its owner; see :func:`create`.
 
     Args:
         key: the private key that signs entries (a signed book cannot be changed without it), or
             the public key that must have signed them, for reading.
-        migrate: upgrade a book of an older version to the schema of this one.
         patience: seconds to wait for other writers, and for a server that cannot be reached.
 
     Raises:
-        BookError: no such book, not a book, a book of an older or newer version, or another key.
+        BookError: no such book, not a book, a book of a newer version, or another key.
     """
     where, (public, signer) = address(url), _keys(key, reading=True)
     kept = _Connections(connected(where, patience), shown(where), patience, signer)
     try:
-        with kept.told():
-            with kept.reads.connect() as connection:
-                form = form_of(connection)
-                durable(connection)
-            if form == "older" and migrate:
-                with kept.engine.begin() as connection:
-                    upgrade(connection)
-                form = "current"
-            if form != "current":
-                raise book.BookError(f"{kept.url} {_FORMS[form]}")
-            with kept.reads.connect() as connection:
-                kept.key = kept.key_in(connection)
+        with kept.told(), kept.reads.connect() as connection:
+            form = form_of(connection)
+            durable(connection)
+            if form != FORM:
+                words = (
+                    "is a book of a newer version of forethought: update forethought"
+                    if form
+                    else "is no book: make one with forethought ledger create"
+                )
+                raise book.BookError(f"{kept.url} {words}")
+            kept.key = kept.key_in(connection)
         if public is not None and kept.key != public:
             signed = "with another key than" if kept.key else "by nobody: it was made without"
             raise book.BookError(f"{kept.url} is signed {signed} {key}")
@@ -174,11 +172,6 @@ _OTHER_UNIT: dict[book.Unit, str] = {
     "record": "plan it for one record, or open an account for persons",
     "person": "plan it for persons ([data] person in a job, persons= of forethought.plan; convex "
     "descents and the estimators know records only), or open an account for records",
-}
-_FORMS = {
-    "none": "is no book: make one with forethought ledger create",
-    "older": "is a book of an older version of forethought: say migrate, after a copy of it",
-    "newer": "is a book of a newer version of forethought: update forethought",
 }
 
 
@@ -666,15 +659,15 @@ class Store(book.Book):
             raise book.NotAllowedError(f"{self.actor} is {self.role} here: {kind!r} is for {who}s")
         if kept.key is not None and kept.signer is None:
             raise book.BookError(f"{kept.url} is signed: open it with its private key to change it")
-        # No actor's name has a line break; older versions wrote a colon, which many have.
-        names = [f"{self.actor}{mark}{call}" for mark in "\n:"] if call else [secrets.token_hex(16)]
+        # No actor's name has a line break.
+        name = f"{self.actor}\n{call}" if call else secrets.token_hex(16)
         until, looked, lost = time.monotonic() + kept.patience, call is not None, False
         while True:
             sent = False
             try:
                 with kept.engine.begin() as connection:
                     head = connection.execute(sa.select(HEAD).with_for_update()).one()
-                    if looked and (found := self._earlier(connection, names)):
+                    if looked and (found := self._earlier(connection, name)):
                         return found
                     lost = False
                     if kept.key_in(connection) != kept.key:
@@ -685,7 +678,7 @@ class Store(book.Book):
                         return {}
                     values = {**found, "actor": self.actor, "at": turn.at}
                     entry = chain.chained(turn.number, kind, values, head.hash, kept.signer)
-                    _append(connection, entry, names[0])
+                    _append(connection, entry, name)
                     sent = True
                 return values
             except DBAPIError as error:
@@ -694,18 +687,17 @@ class Store(book.Book):
             if trouble.kind == "stop" and sent:
                 # The transaction has ended and locks nothing, so the book can be read at once.
                 with suppress(book.BookError):  # it cannot be read either: not known
-                    if earlier := self._read(lambda connection: self._earlier(connection, names)):
+                    if earlier := self._read(lambda connection: self._earlier(connection, name)):
                         return earlier
                     lost = False
             if trouble.kind == "stop" or time.monotonic() > until:
-                raise self._given_up(kind, names[-1], trouble, lost)
+                raise self._given_up(kind, name.replace("\n", ":"), trouble, lost)
             time.sleep(random.uniform(0.01, 0.2))
 
-    def _earlier(self, connection: sa.Connection, names: Sequence[str]) -> Mapping[str, Any] | None:
-        """The values of the actor's own entry that a call with one of these names wrote."""
-        rows = connection.execute(sa.select(ENTRIES).where(ENTRIES.c.call.in_(names)))
-        found = (_entry(row).values for row in rows)
-        return next((values for values in found if values["actor"] == self.actor), None)
+    def _earlier(self, connection: sa.Connection, name: str) -> Mapping[str, Any] | None:
+        """The values of the entry that a call with this name wrote."""
+        row = one(connection, ENTRIES, ENTRIES.c.call == name)
+        return None if row is None else _entry(row).values
 
     def _given_up(self, kind: str, name: str, trouble: Failure, lost: bool) -> book.BookError:
         where = f"{self._kept.url}: {trouble.words}"

@@ -1,1 +1,0 @@
-"""One script a form."""
