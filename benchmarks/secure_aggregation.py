@@ -13,13 +13,12 @@ import argparse
 import secrets
 import statistics
 import time
-from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import fields
 
 import numpy as np
 
-from forethought.exchange.events import Received, Send, Woken
+from forethought.exchange.events import Received, Send
 from forethought.exchange.messages import SERVER
 from forethought.federated.secure_aggregation import masking
 from forethought.federated.secure_aggregation.masking import SecureAggregation, to_ring
@@ -27,6 +26,7 @@ from forethought.federated.secure_aggregation.protocol import (
     Aggregator,
     MaskedSum,
     Participant,
+    secure_sum,
 )
 
 STEP = 2.0**-20
@@ -59,43 +59,40 @@ def main() -> None:
         size = 1_000 if arguments.smoke or clients > 10 else 100_000
         settings = SecureAggregation(clients, gone, 0)
         sums = {client: np.arange(size) * STEP for client in range(clients)}
-        whole = seconds(lambda s=settings, v=sums, gone=gone: whole_round(s, v, gone), runs)
+
+        def lost(sender: int, message: object, gone: int = gone) -> bool:
+            return sender < gone and isinstance(message, MaskedSum)
+
+        whole = seconds(
+            lambda s=settings, v=sums, lost=lost: secure_sum(s, v, STEP, lost=lost), runs
+        )
         name = f"a whole round, {gone} drop out" if gone else "a whole round"
         print(f"| {name} | {size:,} | {clients} | {1e3 * whole:.1f} |")
-    alone = whole_round(SecureAggregation(10), dict.fromkeys(range(10), np.zeros(1)))
-    print(f"\nbytes that one of ten clients sends besides its sum: {alone:,}")
+    print(f"\nbytes that one of ten clients sends besides its sum: {overhead(10):,}")
 
 
-def whole_round(settings: SecureAggregation, sums: Mapping[int, np.ndarray], gone: int = 0) -> int:
-    """One round in memory; the bytes that client 0 sends besides its sum.
-
-    Args:
-        gone: number of clients whose masked sum never arrives.
-    """
+def overhead(clients: int) -> int:
+    """Keys, sealed shares and unmasking of one client in one round."""
+    settings = SecureAggregation(clients)
     made = {
-        client: Participant(settings, bytes(32), 0, client, secrets.token_bytes) for client in sums
+        client: Participant(settings, bytes(32), 0, client, secrets.token_bytes)
+        for client in range(clients)
     }
     sent = 0
-    server = Aggregator(settings, bytes(32), 0, list(sums), len(sums[0]))
-    waiting = deque((client, effect) for client, one in made.items() for effect in one.begin())
+    server = Aggregator(settings, bytes(32), 0, range(clients), 1)
+    waiting = [(c, e) for c, one in made.items() for e in one.begin()]
     for client, one in made.items():
-        ring = to_ring(sums[client], STEP, settings.bits)
-        waiting.extend((client, effect) for effect in one.contribute(ring))
-    while not server.done:
-        if not waiting:
-            waiting.extend((SERVER, effect) for effect in server.handle(Woken(1e6)))
-        sender, effect = waiting.popleft()
+        waiting += [(client, effect) for effect in one.contribute(np.zeros(1, np.uint64))]
+    while waiting:
+        sender, effect = waiting.pop(0)
         if not isinstance(effect, Send):
             continue
-        masked = isinstance(effect.message, MaskedSum)
-        if masked and sender < gone:
-            continue
-        if sender == 0 and not masked:
+        if sender == 0 and not isinstance(effect.message, MaskedSum):
             held = [getattr(effect.message, one.name) for one in fields(effect.message)]
             sent += sum(len(f) if isinstance(f, bytes) else getattr(f, "nbytes", 8) for f in held)
         receiver = server if effect.to == SERVER else made[effect.to]
         found = receiver.handle(Received(sender, effect.message, 0.0))
-        waiting.extend((effect.to, reply) for reply in found)
+        waiting += [(effect.to, reply) for reply in found]
     return sent
 
 

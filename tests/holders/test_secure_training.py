@@ -25,6 +25,7 @@ from forethought.federated.secure_aggregation.masking import (
     SecureAggregationError,
     to_ring,
 )
+from forethought.federated.secure_aggregation.protocol import MaskedSum, secure_sum
 from forethought.federated.secure_aggregation.server import SecureServer
 from forethought.federated.secure_aggregation.shared_noise import secured
 from forethought.federated.statements import client_statement
@@ -247,12 +248,20 @@ def test_noise_of_an_opened_sum_is_what_is_accounted() -> None:
     """
     size = 20_000
     one = agreed().plan(0).round(0)
+    step, _ = grid(one.noise_std, one.clip_norm, size)
     noises = {}
     for client in range(CLIENTS):
         vector = torch.zeros(size, dtype=torch.float64)
         add_grid_noise(vector, one.noise_std, one.clip_norm, np.random.default_rng(client))
         noises[client] = vector.numpy()
-    unknown = sum(noise for client, noise in noises.items() if client not in (0, 3))
+    opened, survivors = secure_sum(
+        SETTINGS,
+        noises,
+        step,
+        lost=lambda who, message: who == 3 and isinstance(message, MaskedSum),
+    )
+    assert 3 not in survivors
+    unknown = opened - noises[0]
     assert unknown.var() == pytest.approx(2.0**2, rel=0.06)
     assert unknown.var() == pytest.approx(SETTINGS.honest * one.noise_std**2, rel=0.06)
 

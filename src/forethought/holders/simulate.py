@@ -27,10 +27,8 @@ from forethought.federated.rules import Synchronous
 from forethought.federated.secure_aggregation.masking import (
     SecureAggregation,
     SecureAggregationError,
-    from_ring,
-    mask,
-    to_ring,
 )
+from forethought.federated.secure_aggregation.protocol import secure_sum
 from forethought.federated.secure_aggregation.shared_noise import require_room
 from forethought.federated.sizes import released
 from forethought.federated.steps import Moments, moved
@@ -617,10 +615,9 @@ def _fused(federation: Federation, running: Simulation, asked: Sequence[Asked]) 
 
 
 def _securely(federation: Federation, running: Simulation) -> Iterator[Vector]:
-    """The models of rounds behind masks, with the bits of a server that opens them.
+    """The models of rounds behind real masks, with the bits of a server that opens them.
 
-    Sums are added in the ring, in which masks cancel exactly, so none are drawn. Nobody is lost on
-    the way, so noise may change with the round where all clients make all rounds.
+    Nobody is lost on the way, so noise may change with the round where all clients make all rounds.
     """
     settings = SecureAggregation.from_dict(federation.secure or {})
     settings.require(federation)
@@ -633,19 +630,18 @@ def _securely(federation: Federation, running: Simulation) -> Iterator[Vector]:
     trainers, rule = running.trainers(sums=True), Synchronous(federation, running.start)
     made = [0] * len(federation.members)
     while not rule.finished:
-        version, asked, divisor = rule.version, rule.asked, 0.0
-        total = np.zeros(federation.parameters, np.uint64)
+        version, asked, sums, divisor = rule.version, rule.asked, {}, 0.0
         model = Model(version, version, rule.model)
         for client in asked:
             trainers.begin(simulator.Work(client, made[client], version, model))
         for client in asked:
             found, own = trainers.result(client), federation.plan(client).round(made[client])
+            sums[client] = found.vector.view(np.float64)
             divisor += own.divisor
             step, _ = grid(own.noise_std, own.clip_norm, federation.parameters)
-            total += to_ring(found.vector.view(np.float64), step, settings.bits)
             running.committed(client, found)
             made[client] += 1
-        opened = from_ring(total & mask(settings.bits), step, settings.bits)
+        opened, _ = secure_sum(settings, sums, step, round=version, run_id=federation.run_id)
         mean = (opened / divisor).astype(np.float32)
         for client in asked:
             rule.apply(client, Update(made[client] - 1, version, mean))

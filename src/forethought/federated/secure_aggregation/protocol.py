@@ -7,13 +7,16 @@ length, concatenated, one for each client of the message's list of clients, in i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import secrets
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from forethought.exchange.events import Alarm, Done, Effect, Received, Send, Wake, Woken
 from forethought.exchange.messages import SERVER, Framed, Integers, register
@@ -666,3 +669,75 @@ class Aggregator:
 
 def _integers(clients: Any) -> Any:
     return np.array(list(clients), dtype=np.int64)
+
+
+# One secure round in memory: participants and aggregator with messages that may get lost.
+
+
+# (sender, message) → True if the message is lost; its sender then drops out of the round.
+Lost = Callable[[int, Any], bool]
+
+
+def secure_sum(
+    settings: masking.SecureAggregation,
+    sums: Mapping[int, NDArray[np.float64]],
+    step: float,
+    *,
+    round: int = 0,
+    run_id: bytes = bytes(32),
+    lost: Lost = lambda _sender, _message: False,
+    entropy: Callable[[int], bytes] = secrets.token_bytes,
+) -> tuple[NDArray[np.float64], tuple[int, ...]]:
+    """The sum of the surviving clients, shape (parameters,), and these clients, ascending.
+
+    Args:
+        settings: the cohort's secure aggregation.
+        sums: client → its noised sum, as ``noise="grid"`` released it, (parameters,).
+        step: of the grid, the same for all: :func:`forethought.values.plan.grid`.
+        round: the global round. run_id: 32 bytes.
+        lost: True for a message that does not arrive; its sender has then dropped out.
+        entropy: n → n secret uniform bytes.
+
+    Raises:
+        SecureAggregationError: fewer than the threshold stayed, so nothing was revealed; or the
+            sums have different lengths.
+        ValueError: a sum that is not on the grid.
+    """
+    sizes = {len(vector) for vector in sums.values()}
+    if len(sizes) != 1:
+        raise masking.SecureAggregationError(f"sums of different lengths: {sorted(sizes)}")
+    server = Aggregator(settings, run_id, round, list(sums), sizes.pop())
+    clients = {client: Participant(settings, run_id, round, client, entropy) for client in sums}
+    waiting: deque[tuple[int, Send]] = deque()
+    gone: set[int] = set()
+
+    def take(sender: int, effects: Sequence[Any]) -> None:
+        waiting.extend((sender, effect) for effect in effects if isinstance(effect, Send))
+
+    take(SERVER, server.begin(0.0))
+    for client, vector in sums.items():
+        take(client, clients[client].begin())
+        take(client, clients[client].contribute(masking.to_ring(vector, step, settings.bits)))
+    now = 0.0
+    while not server.done:
+        if not waiting:
+            now += 1e6  # no further answer will come: let the step's patience run out
+            take(SERVER, server.handle(Woken(now)))
+            if not waiting:
+                break  # too few clients sent keys
+            continue
+        sender, effect = waiting.popleft()
+        if sender in gone or effect.to in gone:
+            continue
+        if sender != SERVER and lost(sender, effect.message):
+            gone.add(sender)
+            continue
+        event = Received(sender, effect.message, now)
+        receiver = server if effect.to == SERVER else clients[effect.to]
+        take(effect.to, receiver.handle(event))
+    if server.total is None:
+        raise masking.SecureAggregationError(
+            f"round {round} is lost: more than {settings.dropouts} of {settings.clients} clients "
+            "dropped out, so nothing was revealed"
+        )
+    return masking.from_ring(server.total, step, settings.bits), server.survivors
