@@ -16,11 +16,15 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
 from sqlalchemy import text
 from sqlalchemy.engine.default import DefaultDialect
 
+from forethought.ledger import migrations
 from forethought.ledger.book import Account, BookError, Charge, OverBudgetError
 from forethought.ledger.database import TABLES, address, connected
+from forethought.ledger.migrations.versions import v0001
 from forethought.ledger.store import Store, create, open_book
 from forethought.values.mechanism import Budget, FullBatch, Mechanism, Rounds
 from forethought.values.signing import generate
@@ -173,15 +177,24 @@ def test_an_account_is_what_the_book_says_now(tmp_path: Path) -> None:
 def test_a_database_that_has_other_tables(url: str, book: Store) -> None:
     engine = connected(address(url), 5.0)
     with engine.begin() as connection:
-        connection.execute(text("DROP TABLE book_form"))
+        connection.execute(text(f"DROP TABLE {migrations.VERSION_TABLE}"))
     engine.dispose()
     with pytest.raises(BookError, match="is no book"):
         open_book(url, actor="x")
 
 
-# The first form, as books hold it: who changes a table adds a form, and a way to it from this one.
+def test_migrations_make_the_tables_that_are_used(url: str, book: Store) -> None:
+    engine = connected(address(url), 5.0)
+    with engine.connect() as connection:
+        context = MigrationContext.configure(
+            connection, opts={"version_table": migrations.VERSION_TABLE}
+        )
+        assert compare_metadata(context, TABLES) == []
+    engine.dispose()
+
+
+# Version 1, as books hold it: who changes a table adds a version, and leaves this as it is.
 FIRST = {
-    "book_form": "version_num VARCHAR(32) key",
     "accounts": "data TEXT key|account TEXT|rule TEXT",
     "entries": "number BIGINT key|kind TEXT|content TEXT|previous TEXT unique|hash TEXT unique|"
     "call TEXT unique|signature TEXT null",
@@ -195,7 +208,7 @@ FIRST = {
 }
 
 
-def test_tables_are_those_that_books_have() -> None:
+def test_the_first_version_makes_the_tables_that_its_books_have() -> None:
     def words(column: sa.Column[Any]) -> str:
         flags = {
             "key": column.primary_key,
@@ -207,17 +220,30 @@ def test_tables_are_those_that_books_have() -> None:
         names += [f">{key.target_fullname}" for key in column.foreign_keys]
         return " ".join([column.name, str(column.type), *names])
 
-    found = {name: "|".join(map(words, one.columns)) for name, one in TABLES.tables.items()}
+    found = {name: "|".join(map(words, one.columns)) for name, one in v0001.TABLES.tables.items()}
     assert found == FIRST
 
 
-def test_a_book_of_a_newer_version_is_refused(url: str, book: Store) -> None:
-    engine = connected(address(url), 5.0)
-    with engine.begin() as connection:
-        connection.execute(text("UPDATE book_form SET version_num = '9999'"))
-    engine.dispose()
+def test_an_older_book_is_migrated_when_asked_and_a_newer_one_refused(
+    url: str, book: Store, charge: Charge, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    book.reserve(DATA, charge)
+    later = tmp_path / "migrations"
+    shutil.copytree(migrations.PLACE, later)
+    (later / "versions" / "v9999.py").write_text(
+        "import sqlalchemy as sa\nfrom alembic import op\n"
+        f"revision, down_revision = '9999', '{migrations.forms()[-1]}'\n"
+        "def upgrade():\n    op.add_column('tokens', sa.Column('note', sa.Text()))\n",
+        encoding="utf-8",
+    )
+    with monkeypatch.context() as patched:
+        patched.setattr(migrations, "PLACE", later)
+        with pytest.raises(BookError, match="older version"):
+            open_book(url, actor="x")
+        assert open_book(url, actor="x", migrate=True).reservation(1).number == 1
+        assert not open_book(url, actor="x").verify()
     with pytest.raises(BookError, match="newer version"):
-        open_book(url, actor="x")
+        open_book(url, actor="x", migrate=True)
 
 
 @contextlib.contextmanager

@@ -14,74 +14,13 @@ import sqlalchemy as sa
 from sqlalchemy.exc import ArgumentError, DBAPIError
 
 from forethought.ledger.book import BookError
+from forethought.ledger.migrations import VERSION_TABLE, forms
+from forethought.ledger.migrations.versions.v0001 import TABLES as TABLES
 
-# The tables: the entries, and the state that follows from them. Books that exist hold them as they
-# are here: a change takes another FORM, and a way to it from each one before.
-FORM = "0001"
-
-
-def _key(name: str, kind: Any = sa.Text, *more: Any) -> sa.Column[Any]:
-    return sa.Column(name, kind, *more, primary_key=True, autoincrement=False)
-
-
-def _texts(*names: str, unique: bool | None = None) -> list[sa.Column[Any]]:
-    return [sa.Column(name, sa.Text, nullable=False, unique=unique) for name in names]
-
-
-def _number(name: str) -> sa.Column[Any]:
-    return sa.Column(name, sa.BigInteger, nullable=False)
-
-
-TABLES = sa.MetaData()
-# One row, of the form that these tables have.
-FORMS = sa.Table("book_form", TABLES, sa.Column("version_num", sa.String(32), primary_key=True))
-ENTRIES = sa.Table(
-    "entries",
-    TABLES,
-    _key("number", sa.BigInteger),
-    *_texts("kind", "content"),
-    *_texts("previous", "hash", "call", unique=True),
-    sa.Column("signature", sa.Text),
-)
-# One row, of the newest entry; every change locks it.
-HEAD = sa.Table("head", TABLES, _key("id", sa.BigInteger), _number("number"), *_texts("hash", "at"))
-ACCOUNTS = sa.Table("accounts", TABLES, _key("data"), *_texts("account", "rule"))
-RESERVATIONS = sa.Table(
-    "reservations",
-    TABLES,
-    _key("number", sa.BigInteger),
-    sa.Column("data", sa.Text, sa.ForeignKey("accounts.data"), nullable=False, index=True),
-    *_texts("charge", "costs", "status", "actor", "purpose"),
-    sa.Column("run", sa.Text),
-    _number("mark"),
-    sa.Column("released", sa.BigInteger),
-    *_texts("at"),
-)
-SUMS = sa.Table(
-    "sums",
-    TABLES,
-    _key("data", sa.Text, sa.ForeignKey("accounts.data")),
-    _key("part"),
-    *_texts("sums"),
-    _number("persons"),
-)
-# The primary key ensures that a person is in one part of a scheme only.
-PERSONS = sa.Table(
-    "persons",
-    TABLES,
-    _key("data", sa.Text, sa.ForeignKey("accounts.data")),
-    _key("scheme"),
-    _key("person", sa.LargeBinary(16)),
-    *_texts("part"),
-    _number("entry"),
-)
-TOKENS = sa.Table(
-    "tokens",
-    TABLES,
-    _key("name"),
-    *_texts("role"),
-    *_texts("hash", unique=True),
-    sa.Column("revoked", sa.Boolean, nullable=False),
+# The tables of the newest schema. A version that changes one has all tables, as they are then.
+ENTRIES, HEAD, ACCOUNTS, RESERVATIONS, SUMS, PERSONS, TOKENS = (
+    TABLES.tables[name]
+    for name in ("entries", "head", "accounts", "reservations", "sums", "persons", "tokens")
 )
 READS = {"book_reads": True}
 
@@ -236,11 +175,18 @@ def reading(engine: sa.Engine) -> sa.Engine:
     return engine.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
 
 
-def form_of(connection: sa.Connection) -> str | None:
-    """The form of a database's tables, see :data:`FORM`; None: they are no book's."""
-    if not sa.inspect(connection).has_table(FORMS.name):
-        return None
-    return connection.execute(sa.select(FORMS)).scalar()
+Form = Literal["none", "older", "current", "newer"]
+
+
+def form_of(connection: sa.Connection) -> Form:
+    """Compare a database's tables with the schema of this version of the library."""
+    if not sa.inspect(connection).has_table(VERSION_TABLE):
+        return "none"
+    found = connection.execute(sa.text(f"SELECT version_num FROM {VERSION_TABLE}")).scalar()
+    known = forms()
+    if found == known[-1]:
+        return "current"
+    return "older" if found in known else "newer"
 
 
 def durable(connection: sa.Connection) -> None:

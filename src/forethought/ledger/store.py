@@ -33,8 +33,6 @@ from forethought.ledger.chain import TokenHolder as TokenHolder
 from forethought.ledger.database import (
     ACCOUNTS,
     ENTRIES,
-    FORM,
-    FORMS,
     HEAD,
     PERSONS,
     RESERVATIONS,
@@ -52,6 +50,7 @@ from forethought.ledger.database import (
     reading,
     shown,
 )
+from forethought.ledger.migrations import upgrade
 from forethought.ledger.totals import Sums, TotalRule
 from forethought.values.checks import one_of, suggestion, whole, without_none
 from forethought.values.mechanism import ADJACENCIES
@@ -120,8 +119,7 @@ def create(url: str, *, actor: str, key: Path | None = None) -> Store:
                         f"{kept.url} has tables of these names already: {', '.join(taken)}; a book "
                         "has a database, or a schema, of its own"
                     )
-                TABLES.create_all(connection)
-                connection.execute(sa.insert(FORMS).values(version_num=FORM))
+                upgrade(connection)
                 connection.execute(sa.insert(HEAD).values(id=1, number=0, hash="", at=""))
                 _append(connection, first, "book")
     except BaseException:
@@ -134,31 +132,35 @@ def create(url: str, *, actor: str, key: Path | None = None) -> Store:
     return open_book(url, actor=actor, key=key)
 
 
-def open_book(url: str, *, actor: str, key: Path | None = None, patience: float = 60.0) -> Store:
+def open_book(
+    url: str, *, actor: str, key: Path | None = None, migrate: bool = False, patience: float = 60.0
+) -> Store:
     """Open the book at ``url`` for its owner; see :func:`create`.
 
     Args:
         key: the private key that signs entries (a signed book cannot be changed without it), or
             the public key that must have signed them, for reading.
+        migrate: upgrade a book of an older version to the schema of this one.
         patience: seconds to wait for other writers, and for a server that cannot be reached.
 
     Raises:
-        BookError: no such book, not a book, a book of a newer version, or another key.
+        BookError: no such book, not a book, a book of an older or newer version, or another key.
     """
     where, (public, signer) = address(url), _keys(key, reading=True)
     kept = _Connections(connected(where, patience), shown(where), patience, signer)
     try:
-        with kept.told(), kept.reads.connect() as connection:
-            form = form_of(connection)
-            durable(connection)
-            if form != FORM:
-                words = (
-                    "is a book of a newer version of forethought: update forethought"
-                    if form
-                    else "is no book: make one with forethought ledger create"
-                )
-                raise book.BookError(f"{kept.url} {words}")
-            kept.key = kept.key_in(connection)
+        with kept.told():
+            with kept.reads.connect() as connection:
+                form = form_of(connection)
+                durable(connection)
+            if form == "older" and migrate:
+                with kept.engine.begin() as connection:
+                    upgrade(connection)
+                form = "current"
+            if form != "current":
+                raise book.BookError(f"{kept.url} {_FORMS[form]}")
+            with kept.reads.connect() as connection:
+                kept.key = kept.key_in(connection)
         if public is not None and kept.key != public:
             signed = "with another key than" if kept.key else "by nobody: it was made without"
             raise book.BookError(f"{kept.url} is signed {signed} {key}")
@@ -172,6 +174,11 @@ _OTHER_UNIT: dict[book.Unit, str] = {
     "record": "plan it for one record, or open an account for persons",
     "person": "plan it for persons ([data] person in a job, persons= of forethought.plan; convex "
     "descents and the estimators know records only), or open an account for records",
+}
+_FORMS = {
+    "none": "is no book: make one with forethought ledger create",
+    "older": "is a book of an older version of forethought: say migrate, after a copy of it",
+    "newer": "is a book of a newer version of forethought: update forethought",
 }
 
 
