@@ -24,7 +24,6 @@ from forethought.data.files import (
     DataError,
     TableFormat,
     finite,
-    spelled,
     written,
 )
 from forethought.values.serialisation import Stored, plain
@@ -677,7 +676,8 @@ class Category(Column):
         return f"one of {words}" + (", or another word" if self.other else "")
 
     def __post_init__(self) -> None:
-        if not self.words or len(set(map(spelled, self.words))) < len(self.words):
+        spelled = written(pl.Series(self.words, dtype=pl.String))
+        if not self.words or spelled.n_unique() < len(self.words):
             raise UndeclaredError(
                 f"categories are one or more different words, not {list(self.words)!r}: "
                 '"7" and "7.0" are one, and so are "1" and "true"'
