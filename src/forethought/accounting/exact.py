@@ -754,9 +754,8 @@ def single_part(part: Pair | DiscreteRatio, asked: Asked) -> Bounds:
 # Solve for any one unknown so that the certified ε meets a budget.
 
 
-# Most steps of the secant search with estimates, and of its correction with certified values; steps
-# of the search in a bracket before it only halves it.
-_STEPS, _ATTEMPTS, _INTERPOLATED = 12, 4, 12
+# Most steps of the secant search with estimates, and of its correction with certified values.
+_STEPS, _ATTEMPTS = 12, 4
 _APART = 0.02
 
 
@@ -857,10 +856,9 @@ def _searched(
         finished = abs(good - bad) <= (1 if integer else 1e-3 * tolerance * max(good, bad))
         if finished or (not integer and at_good >= budget.epsilon * (1 - tolerance)):
             break
-        # Every fourth step halves the bracket, so that a kink cannot stall the search; late ones
-        # do, for a jump.
-        bisect = step % 4 == 3 or step > _INTERPOLATED
-        value = _between(good, bad, at_good, at_bad, target, bisect=bisect)
+        # Every fourth step halves the bracket, so that a kink cannot stall the search; all late
+        # ones do, as ε jumps then.
+        value = _between(good, bad, at_good, at_bad, target, bisect=step % 4 == 3 or step > 12)
         if integer:
             value = float(min(max(round(value), min(good, bad) + 1), max(good, bad) - 1))
         got = spent(value)

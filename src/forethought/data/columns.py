@@ -24,7 +24,6 @@ from forethought.data.files import (
     DataError,
     TableFormat,
     finite,
-    spelled,
     written,
 )
 from forethought.values.serialisation import Stored, plain
@@ -35,8 +34,6 @@ from forethought.values.serialisation import Stored, plain
 # Words that people write where a value is missing.
 MISSING_WORDS = ("", "?", "-", "na", "n/a", "nan", "null", "none", "missing", ".", "#n/a")
 MOST_WORDS = 30
-# Half the width of the narrowest range; below it a number in the range would lose digits.
-_NARROWEST = float(np.finfo(np.float64).tiny)
 _FORMS = ("%Y-%m-%d", "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%Y/%m/%d", "%Y%m%d")
 _ENOUGH = 0.95
 # The number of rows that are checked for repeated values; the mean letters an entry above which a
@@ -519,7 +516,7 @@ class Number(Column):
             )
         if self.log and not math.isfinite(self.high - self.low):
             raise UndeclaredError(f"[{self.low}, {self.high}] is too wide for its logarithm")
-        if self.scale[1] < _NARROWEST:
+        if self.scale[1] < np.finfo(np.float64).tiny:
             raise UndeclaredError(f"[{self.low}, {self.high}] is too narrow to tell numbers apart")
 
     @property
@@ -545,7 +542,10 @@ class Number(Column):
         value = graph.input(name, np.float64, f"{self.describe()}; NaN: missing")
         inside = _between(graph, value, self.low, self.high)
         if self.log:
-            inside = _log1p(graph, graph.add("Sub", inside, graph.constant(self.low)))
+            inside = graph.add("Sub", inside, graph.constant(self.low))
+            # Of smaller numbers x, log(1 + x) is x in single precision, and 1 + x is too rounded.
+            if self.high - self.low > 1e-8:
+                inside = graph.add("Log", graph.add("Add", inside, graph.constant(1.0)))
         middle, half = map(graph.constant, self.scale)
         scaled = graph.add("Div", graph.add("Sub", inside, middle), half)
         return self._of_number(graph, value, _between(graph, scaled, -1.0, 1.0))
@@ -676,7 +676,8 @@ class Category(Column):
         return f"one of {words}" + (", or another word" if self.other else "")
 
     def __post_init__(self) -> None:
-        if not self.words or len(set(map(spelled, self.words))) < len(self.words):
+        spelled = written(pl.Series(self.words, dtype=pl.String))
+        if not self.words or spelled.n_unique() < len(self.words):
             raise UndeclaredError(
                 f"categories are one or more different words, not {list(self.words)!r}: "
                 '"7" and "7.0" are one, and so are "1" and "true"'
@@ -999,7 +1000,7 @@ def outward(low: float, high: float, whole: bool) -> tuple[float, float]:
     a tenth of ``high − low`` (of whole numbers, at least 1). A range that begins near 0 begins at
     0.
     """
-    if high / 2 - low / 2 < _NARROWEST:
+    if high / 2 - low / 2 < np.finfo(np.float64).tiny:  # too narrow to be read
         high = low + max(1.0, math.ulp(low))
         return (int(low), int(high)) if whole else (low, high)
     most = (high - low) / 10
@@ -1014,15 +1015,6 @@ def outward(low: float, high: float, whole: bool) -> tuple[float, float]:
     digits = max(0, -math.floor(math.log10(step)))
     first, last = (round(end, digits) for end in (first, last))
     return (int(first), int(last)) if whole or (last >= 10 and step >= 1) else (first, last)
-
-
-def _log1p(graph: OnnxNodes, value: str) -> str:
-    """log(1 + x), which ONNX lacks: log(u)·x/(u − 1) of the rounded u = 1 + x (W. Kahan)."""
-    one, zero = graph.constant(1.0), graph.constant(0.0)
-    above = graph.add("Add", value, one)
-    apart = graph.add("Sub", above, one)
-    found = graph.add("Mul", graph.add("Log", above), graph.add("Div", value, apart))
-    return graph.add("Where", graph.add("Equal", apart, zero), value, found)
 
 
 def _between(graph: OnnxNodes, value: str, low: float, high: float) -> str:

@@ -302,12 +302,6 @@ def _by_column(
     return [np.flatnonzero(entries == kind).astype(np.int64) for kind in kinds]
 
 
-def _iid(
-    labels: NDArray[Any], clients: int, _parameter: float, generator: np.random.Generator
-) -> list[Indices]:
-    return np.array_split(generator.permutation(len(labels)), clients)
-
-
 def _power_law(
     labels: NDArray[Any], clients: int, exponent: float, generator: np.random.Generator
 ) -> list[Indices]:
@@ -344,7 +338,7 @@ def _drawn(
 # Way → its function, an example, and the bounds of its number (exclusive below) with their words.
 _Deal = Callable[[NDArray[Any], int, float, np.random.Generator], list[Indices]]
 _WAYS: dict[str, tuple[_Deal, str, tuple[float, float, str] | None]] = {
-    "iid": (_iid, "iid", None),
+    "iid": (lambda y, k, _, drawn: np.array_split(drawn.permutation(len(y)), k), "iid", None),
     "dirichlet": (_dirichlet, "dirichlet:0.5", (0.0, 1e6, "above 0 and at most 1,000,000")),
     "power-law": (_power_law, "power-law:1.2", (-1.0, 20.0, "of at least 0 and at most 20")),
     "drawn": (_drawn, "drawn:0.1", (0.0, 1.0, "above 0 and at most 1")),

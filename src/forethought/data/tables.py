@@ -222,7 +222,8 @@ class _Text:
         header = label in first and not (place and numbers != counted[: len(numbers)])
         names = first if header else counted
         at = _place(path, names if place else first, label, "the label")
-        if not header and second and _looks_like_names(first, second):
+        different = not numbers and len(set(first)) == len(first)
+        if not header and different and any(map(is_number, second)):
             raise DataError(
                 f"{path}: its first line looks like column names ({', '.join(first[:8])}): "
                 f"give the label by its name, such as {first[at]!r}, not by its number {label}"
@@ -301,12 +302,6 @@ def _first_lines(path: Path) -> tuple[list[str], list[str]]:
     if not rows:
         raise DataError.unexpected(path, "an empty file", "comma-separated values")
     return rows[0], rows[1] if len(rows) > 1 else []
-
-
-def _looks_like_names(first: list[str], second: list[str]) -> bool:
-    """True if the first line has only different words, and the second at least one number."""
-    different = len(set(first)) == len(first)
-    return different and not any(map(is_number, first)) and any(map(is_number, second))
 
 
 def _place(path: Path, names: list[str], wanted: str, purpose: str) -> int:

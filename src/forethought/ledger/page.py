@@ -66,12 +66,13 @@ def account_page(book: Book, data: str) -> str:
         ("Reservations", f"{len(reservations):,}"),
         ("Refused", f"{len(refused):,}"),
     ]
+    cells = "".join(f"<div><dt>{escape(a)}</dt><dd>{escape(b)}</dd></div>" for a, b in facts)
     until = "" if account.until is None else f", until {account.until}"
     body = [
         f"<h1>{escape(data)}</h1>",
         f'<p class="soft">One budget for all that is learned from it. It protects one {unit} '
         f"({escape(account.adjacency)}); opened {escape(account.opened)}{until}.</p>",
-        _facts(facts),
+        f'<dl class="facts">{cells}</dl>',
         _verdict(problems, total.head, len(entries)),
         "<h2>The total over time</h2>",
         "<p>Every reservation is charged in full when it is made, before its run reads a record. "
@@ -106,11 +107,6 @@ def index_page(book: Book) -> str:
     heads = ("Data set", "ε spent", "ε of the budget", "δ", "Until")
     table = _table("Accounts of this book", heads, rows, "No account yet.")
     return _page("Ledger", ["<h1>Ledger</h1>", table])
-
-
-def _facts(rows: Sequence[tuple[str, str]]) -> str:
-    cells = "".join(f"<div><dt>{escape(a)}</dt><dd>{escape(b)}</dd></div>" for a, b in rows)
-    return f'<dl class="facts">{cells}</dl>'
 
 
 def _verdict(problems: Sequence[str], head: str, count: int) -> str:

@@ -152,8 +152,7 @@ class Quantiles(_OfSums, kinds.OfRange):
         return tuple(found)
 
     def expected(self, std: float, examples: int) -> float:
-        worst = max(map(self._noise, self.at))
-        return std * worst * kinds.largest(len(self.at)) / examples
+        return std * max(map(self._noise, self.at)) * kinds.largest(len(self.at)) / examples
 
     def _noise(self, share: float) -> float:
         return float(cumulative.noise_of_sums(self.bins, None if self.all_count else share).max())

@@ -455,10 +455,9 @@ class Histogram(OfColumn):
         if isinstance(self.categories, str) or not isinstance(self.categories, Iterable):
             raise ValueError(f"categories = {self.categories!r}: declare them as a list of words")
         words = tuple(map(word, self.categories))
-        settle(self, categories=words)
         if not isinstance(self.other, bool | np.bool_):
             raise TypeError(f"other must be true or false, not {self.other!r}")
-        settle(self, other=bool(self.other))
+        settle(self, categories=words, other=bool(self.other))
         if bool(words) == (self.range is not None):
             raise ValueError("a histogram has either categories or a range with bins")
         if self.bins != Histogram.bins if words else self.other:
