@@ -11,7 +11,7 @@ import pytest
 import forethought as ft
 from forethought.accounting.dominating_pair import gaussian_delta
 from forethought.accounting.interval import at_most
-from forethought.accounting.statement import StatementError, disjoint
+from forethought.accounting.statement import StatementError
 from forethought.accounting.verification import check
 from forethought.federated.federation import Federation, FederationError, Member, Robust
 from forethought.federated.secure_aggregation.masking import (
@@ -20,6 +20,7 @@ from forethought.federated.secure_aggregation.masking import (
 )
 from forethought.federated.statements import (
     client_statement,
+    disjoint,
     gain,
     overview,
     shared,
@@ -214,9 +215,9 @@ def test_a_person_at_two_clients_is_composed_and_disjoint_shares_have_a_maximum(
     assert (mixed.delta, mixed.guarantee) == (DELTA, together.guarantee)
     pair = federation(2, (plan(), Plan(plan().mechanism, SIZE, 1e-6)))
     assert shared(pair, 2).delta == DELTA
-    with pytest.raises(StatementError, match="one adjacency"):
+    with pytest.raises(FederationError, match="one adjacency"):
         disjoint({"a": each["site 0"], "b": client_statement(weaker, 1, "outsider")})
-    with pytest.raises(StatementError, match="None"):
+    with pytest.raises(FederationError, match="None"):
         disjoint({})
 
 

@@ -20,7 +20,7 @@ post-processing; for cohorts under secure aggregation, that of the secure server
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, Literal, get_args
@@ -183,6 +183,24 @@ def gain(
         own = _noise_in_the_mean(federation, client, round) ** 2
         least = min(least, math.sqrt(1 + math.fsum(hidden) / own) if own else 1.0)
     return least
+
+
+def disjoint(statements: Mapping[str, Statement]) -> Statement:
+    """The statement of the whole federation where no two clients hold records of one person.
+
+    A record is in one client's data, and the others' releases do not depend on it. So the largest ε
+    of all clients, at the largest δ, holds for everybody (parallel composition).
+
+    Args:
+        statements: client's name → its statement; one adjacency, one view.
+
+    Raises:
+        FederationError: statements of different kinds, or none.
+    """
+    try:
+        return statement.disjoint(statements)
+    except StatementError as problem:
+        raise FederationError(str(problem)) from None
 
 
 def shared(

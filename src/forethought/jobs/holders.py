@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, cast
+from typing import Any, Literal, TypeAlias, cast, overload
 
 import numpy as np
 
@@ -170,7 +170,19 @@ class Holders:
         return share_of(self.loaded.dataset, self.parts[place])
 
 
-def section_of(job: Job, kind: str) -> Any:  # a Section
+@overload
+def section_of(job: Job, kind: Literal["federation"]) -> FederationSection: ...
+
+
+@overload
+def section_of(job: Job, kind: Literal["gossip"]) -> GossipSection: ...
+
+
+@overload
+def section_of(job: Job, kind: str) -> Section: ...
+
+
+def section_of(job: Job, kind: str) -> Section:
     """A job's ``[federation]`` or ``[gossip]``. Raises JobError where there is none."""
     found = job.federation if kind == "federation" else job.gossip
     if found is None:
