@@ -169,7 +169,7 @@ def network_gains(
     return sorted(counts.items())
 
 
-def as_in_the_paper(gossip: Gossip, worker: int) -> Interval:
+def as_in_the_paper(gossip: Gossip, worker: int, delta: float | None = None) -> Interval:
     """The exact ε of A(DP)²SGD's Theorem 2, under its assumption: no guarantee against neighbours.
 
     The theorem treats each of the T steps of all workers as a step of a worker that is drawn in
@@ -196,7 +196,7 @@ def as_in_the_paper(gossip: Gossip, worker: int) -> Interval:
         Rounds(one.noise_multiplier, gossip.total, sampling, one.clipping),
         adjacency=plan.mechanism.adjacency,
     )
-    return exact.epsilon(hidden, plan.delta)
+    return exact.epsilon(hidden, plan.delta if delta is None else delta)
 
 
 def shared(

@@ -171,10 +171,10 @@ def slow_ones(machines: int, slow: int, factor: float, seconds: float = 1.0) -> 
     return (seconds,) * (machines - slow) + (seconds * factor,) * slow
 
 
-def lognormal_speeds(machines: int, sigma: float, seed: int) -> list[float]:
-    """Seconds per unit of work of each machine, lognormal with median 1."""
+def lognormal_speeds(machines: int, sigma: float, seed: int, seconds: float = 1.0) -> list[float]:
+    """Seconds per unit of work of each machine, lognormal with median ``seconds``."""
     draw = LogNormal(sigma, [seed, 1])
-    return [draw() for _ in range(whole("machines", machines))]
+    return [seconds * draw() for _ in range(whole("machines", machines))]
 
 
 @dataclass(frozen=True)
