@@ -666,17 +666,14 @@ class Statement:
         path = Path(path)
         try:
             statement = cls.from_json(path.read_text(encoding="utf-8"))
+            files = {} if statement.evidence is None else statement.evidence.files
+            for name in files.keys() & {"plan.json", "transcript.json"}:
+                held = path.with_name(name)
+                if held.is_file() and content_hash(held.read_bytes()) != files[name]:
+                    raise StatementError(f"the {name} beside it is of another run: restore both")
+            return statement
         except (StatementError, UnicodeDecodeError) as error:
             raise StatementError(f"{path}: {error}") from error
-        files = {} if statement.evidence is None else statement.evidence.files
-        for name in files.keys() & {"plan.json", "transcript.json"}:
-            held = path.with_name(name)
-            if held.is_file() and content_hash(held.read_bytes()) != files[name]:
-                raise StatementError(
-                    f"{path}: the {name} beside the statement is not the one that it rests on: its "
-                    "hash differs. Restore both from one copy"
-                )
-        return statement
 
     def to_markdown(self) -> str:
         """The statement as a Markdown page for a data-protection officer."""

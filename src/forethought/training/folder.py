@@ -50,7 +50,7 @@ from forethought.training.metrics import (
 )
 from forethought.training.records import PREPARED
 from forethought.values.caveats import Caveat
-from forethought.values.checks import RunFolderExistsError
+from forethought.values.checks import RunFolderExistsError, without_none
 from forethought.values.mechanism import Mechanism
 from forethought.values.plan import TRANSCRIPT, Plan, Transcript
 from forethought.values.serialisation import digest, parse, replaced, sync_folder
@@ -172,7 +172,7 @@ def _instructions() -> list[str]:
     return found
 
 
-def _differing(saved: Mapping[str, Any], present: Mapping[str, Any]) -> dict[str, str]:
+def differing(saved: Mapping[str, Any], present: Mapping[str, Any]) -> dict[str, str]:
     """The names whose values differ, in order → words that say how."""
     words = {name: f"{name} was {saved[name]}, is {present.get(name)}" for name in sorted(saved)}
     return {name: told for name, told in words.items() if saved[name] != present.get(name)}
@@ -184,7 +184,7 @@ def require_same(saved: Mapping[str, str], present: Mapping[str, str]) -> None:
     Raises:
         CheckpointError: a part changed; the message names it.
     """
-    if changed := _differing(saved, present):
+    if changed := differing(saved, present):
         raise CheckpointError(
             f"cannot resume: {' and '.join(changed)} changed since the run began. Its rounds would "
             "be released again, about something else. Give what the run began with, or start a new "
@@ -198,7 +198,7 @@ def require_same_environment(saved: Mapping[str, str], present: Mapping[str, str
     Raises:
         CheckpointError: a fact differs; the message names it and says how to set it back.
     """
-    if changed := _differing(saved, present):
+    if changed := differing(saved, present):
         raise CheckpointError(
             f"cannot resume here: {'; '.join(changed.values())}. Rounds after the last checkpoint "
             "are repeated, bit for bit or at a cost in privacy, and this could change their "
@@ -666,7 +666,12 @@ class RunSecrets:
             CheckpointError: the file is missing or damaged.
         """
         path = folder / KEYS
-        try:
+        if not path.is_file():
+            raise CheckpointError(
+                f"cannot resume: {path} is gone, and with it the keys of the noise. Start a new "
+                "run in another folder; what this one released adds to it"
+            )
+        with undamaged(path):
             values = json.loads(path.read_text(encoding="utf-8"))
             if values["schema"] != KEYS_SCHEMA:
                 raise ValueError(f"schema {values['schema']!r}, expected {KEYS_SCHEMA!r}")
@@ -676,13 +681,6 @@ class RunSecrets:
             sampling, noise, own = keys
             flags = bool(values["seeded_sampling"]), bool(values["seeded_noise"])
             return cls(Secrets(sampling, noise, *flags), own)
-        except FileNotFoundError as error:
-            raise CheckpointError(
-                f"cannot resume: {path} is gone, and with it the keys of the noise. Start a new "
-                "run in another folder; what this one released adds to it"
-            ) from error
-        except (ValueError, KeyError, TypeError) as error:
-            raise CheckpointError(f"{path} holds no keys: {error}") from error
 
 
 def wipe(path: Path) -> None:
@@ -863,14 +861,11 @@ class RunFolder:
         probe = self.checkpoint / ".probe"
         block = bytes(1 << 20)
         try:
-            try:
-                with probe.open("wb") as file:
-                    for _ in range(size // len(block) + 1):
-                        file.write(block)
-                    file.flush()
-                    os.fsync(file.fileno())
-            finally:
-                probe.unlink(missing_ok=True)
+            with probe.open("wb") as file:
+                for _ in range(size // len(block) + 1):
+                    file.write(block)
+                file.flush()
+                os.fsync(file.fileno())
         except OSError as error:
             spent = self._spent()
             way = f"go on: forethought train --resume {self.path}" if spent else "begin anew"
@@ -879,6 +874,8 @@ class RunFolder:
                 f"the run folder {self.path} cannot take the {size / 2**20:.0f} MiB that a run "
                 f"needs ({error.strerror}); no round was made{spent}. Mend that and {way}",
             ) from error
+        finally:
+            probe.unlink(missing_ok=True)
 
     def add(self, files: Mapping[str, str]) -> None:
         """Write texts of the caller that :func:`require_files` takes."""
@@ -1085,7 +1082,7 @@ class Checkpointer:
         now = self._fixed["watched"]
         if known > listed:  # by another copy of the folder, whose sums this one cannot count
             require_same(before, now)
-        if changed := {*_differing(before, now), *(now.keys() - before.keys())}:
+        if changed := {*differing(before, now), *(now.keys() - before.keys())}:
             context = digest(self._fixed["watched"]).rpartition(":")[2]
             warnings.warn(
                 f"changed since the run began: {', '.join(sorted(changed))}. Rounds after the last "
@@ -1227,10 +1224,9 @@ def _among_folders(model: torch.nn.Module, folder: Path) -> str | None:
         return None
     for path in sorted(parent.glob(f"*/{MODEL}"))[:NEIGHBOURS]:
         if _same_weights(path, present):
-            try:
+            spent = "whose statement cannot be read"
+            with contextlib.suppress(OSError, StatementError):
                 spent = _spent(Statement.load(path.parent / STATEMENT))
-            except (OSError, StatementError):
-                spent = "whose statement cannot be read"
             return f"in {path.parent.name}, {spent}"
     return None
 
@@ -1238,9 +1234,8 @@ def _among_folders(model: torch.nn.Module, folder: Path) -> str | None:
 def _same_weights(path: Path, present: dict[str, torch.Tensor]) -> bool:
     try:
         with safe_open(path, framework="pt") as file:
-            if set(file.keys()) != set(present):
-                return False
-            return all(torch.equal(file.get_tensor(n), t.cpu()) for n, t in present.items())
+            same = set(file.keys()) == set(present)
+            return same and all(torch.equal(file.get_tensor(n), present[n].cpu()) for n in present)
     except (OSError, SafetensorError, RuntimeError):
         return False
 
@@ -1284,10 +1279,9 @@ class RunSummary:
         path = folder / METRICS
         if not path.is_file():
             raise ValueError(f"{folder} is not complete: its metrics.csv is gone")
-        with undamaged(path), path.open(encoding="utf-8", newline="") as file:
-            metrics = tuple(csv.DictReader(file))
-            file.seek(0)
-            from_csv(file.read(), None)  # refuses what is no number
+        with undamaged(path):
+            from_csv(text := path.read_text(encoding="utf-8"), None)  # refuses what is no number
+            metrics = tuple(csv.DictReader(text.splitlines()))
         plan, statement = Plan.load(folder / PLAN), Statement.load(folder / STATEMENT)
         figures = tuple(sorted((folder / FIGURES).glob("*.png")))
         results, shapes = Results.load(folder / RESULTS), None
@@ -1362,8 +1356,7 @@ class UnfinishedRun:
                 current = RunFolder(folder / PHASES / f"{len(phases):02d}")
                 released += max(ReleasedRounds.peek(current.checkpoint), default=-1) + 1
         last = from_values(history[-1:])
-        values = {name: getattr(last[0], name) for name in PUBLIC} if last else {}
-        public = {name: value for name, value in values.items() if value is not None}
+        public = without_none({name: getattr(one, name) for one in last for name in PUBLIC})
         return cls(folder, plan, released, spent, public)
 
     def to_dict(self) -> dict[str, Any]:

@@ -66,6 +66,7 @@ from forethought.training.folder import (
     RunFolder,
     RunSecrets,
     continued,
+    differing,
     environment,
     identity,
     locked,
@@ -1058,10 +1059,8 @@ def _read_back(folder: RunFolder, model: torch.nn.Module, state: PhaseState) -> 
 
 
 def _require(saved: Mapping[str, Any], present: Mapping[str, Any], folder: Path) -> None:
-    differing = (name for name in saved if saved[name] != present[name])
-    changed = [f"{name} was {saved[name]!r}, is {present[name]!r}" for name in differing]
-    if changed:
-        raise CheckpointError(f"cannot resume the run in {folder}: {'; '.join(changed)}")
+    if changed := differing(saved, present):
+        raise CheckpointError(f"cannot resume the run in {folder}: {'; '.join(changed.values())}")
 
 
 def _shifted(progress: Callable[[Event], None], before: int, total: int) -> Callable[[Event], None]:
