@@ -50,7 +50,7 @@ from forethought.training.metrics import (
 )
 from forethought.training.records import PREPARED
 from forethought.values.caveats import Caveat
-from forethought.values.checks import RunFolderExistsError, without_none
+from forethought.values.checks import RunFolderExistsError, one_of, without_none
 from forethought.values.mechanism import Mechanism
 from forethought.values.plan import TRANSCRIPT, Plan, Transcript
 from forethought.values.serialisation import digest, parse, replaced, sync_folder
@@ -673,14 +673,12 @@ class RunSecrets:
             )
         with undamaged(path):
             values = json.loads(path.read_text(encoding="utf-8"))
-            if values["schema"] != KEYS_SCHEMA:
-                raise ValueError(f"schema {values['schema']!r}, expected {KEYS_SCHEMA!r}")
+            one_of("schema", values["schema"], (KEYS_SCHEMA,))
             keys = [bytes.fromhex(values[name]) for name in ("sampling", "noise", "identity")]
             if {SECRET_BYTES} != set(map(len, keys)):
                 raise ValueError(f"each key has {SECRET_BYTES} bytes")
-            sampling, noise, own = keys
             flags = bool(values["seeded_sampling"]), bool(values["seeded_noise"])
-            return cls(Secrets(sampling, noise, *flags), own)
+            return cls(Secrets(keys[0], keys[1], *flags), keys[2])
 
 
 def wipe(path: Path) -> None:
@@ -1282,7 +1280,7 @@ class RunSummary:
         with undamaged(path):
             from_csv(text := path.read_text(encoding="utf-8"), None)  # refuses what is no number
             metrics = tuple(csv.DictReader(text.splitlines()))
-        plan, statement = Plan.load(folder / PLAN), Statement.load(folder / STATEMENT)
+        plan, statement = Plan.load(folder / PLAN), Statement.beside(folder / STATEMENT)
         figures = tuple(sorted((folder / FIGURES).glob("*.png")))
         results, shapes = Results.load(folder / RESULTS), None
         if (folder / SHAPES).is_file():
