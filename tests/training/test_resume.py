@@ -191,7 +191,7 @@ def test_one_changed_value_is_another_data_set(stopped: Path) -> None:
     [
         ("noise", "07" * 32, "keys changed"),  # rounds 9 to 11 would get other noise
         ("seeded_noise", True, "keys changed"),
-        ("identity", "07", "holds no keys"),
+        ("identity", "07", "is damaged"),
     ],
 )
 def test_a_run_goes_on_with_its_own_keys_alone(

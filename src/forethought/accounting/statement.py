@@ -660,22 +660,26 @@ class Statement:
 
         Raises:
             OSError: the file cannot be read.
-            StatementError: not a statement, or the plan or transcript beside it is of another run;
-                the message names the file.
+            StatementError: not a statement; the message names the file.
         """
-        path = Path(path)
         try:
-            statement = cls.from_json(path.read_text(encoding="utf-8"))
+            return cls.from_json(Path(path).read_text(encoding="utf-8"))
         except (StatementError, UnicodeDecodeError) as error:
             raise StatementError(f"{path}: {error}") from error
-        files = {} if statement.evidence is None else statement.evidence.files
-        for name in files.keys() & {"plan.json", "transcript.json"}:
+
+    @classmethod
+    def beside(cls, path: Path) -> Statement:
+        """Read a run's statement.json as :meth:`load` does; its plan and transcript lie beside it.
+
+        Raises:
+            OSError, StatementError: as of :meth:`load`, or one of them is of another run.
+        """
+        statement = cls.load(path)
+        for name, own in (statement.evidence.files if statement.evidence else {}).items():
             held = path.with_name(name)
-            if held.is_file() and content_hash(held.read_bytes()) != files[name]:
-                raise StatementError(
-                    f"{path}: the {name} beside the statement is not the one that it rests on: its "
-                    "hash differs. Restore both from one copy"
-                )
+            told = name in ("plan.json", "transcript.json") and held.is_file()
+            if told and content_hash(held.read_bytes()) != own:
+                raise StatementError(f"{path}: the {name} beside it is of another run: restore it")
         return statement
 
     def to_markdown(self) -> str:

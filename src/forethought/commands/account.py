@@ -257,8 +257,6 @@ def report_run(
         try:
             write()
         except OSError as error:  # such as a folder that may only be read
-            if pdf:
-                raise  # older pages would be printed
             command.say("warning", "yellow", f"{command.of_the_system(error)}; it was not drawn")
 
     if there("statement.intoto.json"):

@@ -12,7 +12,6 @@ import os
 import re
 import struct
 import sys
-import tempfile
 import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -24,6 +23,8 @@ from typing import IO, Any, Literal, get_args
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
+
+from forethought.values.serialisation import replaced
 
 # The error for all data that cannot be used.
 
@@ -210,19 +211,9 @@ def keep_array(path: Path, array: NDArray[Any]) -> None:
 
     If the folder cannot be written, nothing is stored, and no error is raised.
     """
-    try:
-        handle, partial = tempfile.mkstemp(dir=path.parent, prefix=path.stem, suffix=".partial")
-    except OSError:
-        return
-    try:
-        with os.fdopen(handle, "wb") as file:
-            np.lib.format.write_array(file, array, allow_pickle=False)
-            file.write(_TRAILER.pack(_MARK, zlib.crc32(array.data)))
-        Path(partial).replace(path)
-    except OSError:
-        pass
-    finally:
-        Path(partial).unlink(missing_ok=True)
+    with contextlib.suppress(OSError), replaced(path, 0o600) as file:
+        np.lib.format.write_array(file, array, allow_pickle=False)
+        file.write(_TRAILER.pack(_MARK, zlib.crc32(array.data)))
 
 
 # Tables in pieces: text with any separator, Parquet, Excel. The meaning of columns is not known

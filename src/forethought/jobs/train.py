@@ -551,8 +551,7 @@ def _payer(
     planned = prepared.loaded.request.job.budget.epsilon is not None and prepared.until is None
     payer = _advised(ledger, _advice(prepared) if planned else None)
     plan, run = prepared.plan, RunFolder(folder)
-    released = plan.preparation is not None
-    if not released or not leads() or (options["resume"] and run.finished):
+    if plan.preparation is None or not leads() or (options["resume"] and run.finished):
         return payer
     with locked(folder):
         if not options["resume"]:  # before an earlier run is cleared away

@@ -339,14 +339,12 @@ def _going_on(found: Reservation, charge: Charge) -> Reservation | None:
 
 def _unused(path: Path | None, ledger: Ledger, book: Book, charge: Charge) -> dict[str, Any] | None:
     """A folder's reservation for the same plan whose run died before any round; else None."""
-    try:
-        found = _kept(path, ledger)
-        held = None if found is None else book.reservation(found["number"])
-    except (ValueError, TypeError, KeyError):
-        return None
-    if held is None or held.charge != charge or held.mark:
-        return None
-    return found if held.status in ("reserved", "active") else None
+    with contextlib.suppress(ValueError, TypeError):  # damaged, or of another book
+        if found := _kept(path, ledger):
+            held = book.reservation(found["number"])
+            fits = held.charge == charge and not held.mark
+            return found if fits and held.status in ("reserved", "active") else None
+    return None
 
 
 def _kept(path: Path | None, ledger: Ledger) -> dict[str, Any] | None:
@@ -359,9 +357,7 @@ def _kept(path: Path | None, ledger: Ledger) -> dict[str, Any] | None:
         optional(whole, "number", values["number"], most=2**63 - 1)
         one_of("schema", values["schema"], (RESERVATION_SCHEMA,))
     except (ValueError, TypeError, LookupError, AttributeError) as error:
-        raise BookError(
-            f"{path} holds no reservation of this version ({error}): restore it from a copy"
-        ) from error
+        raise BookError(f"{path} holds no reservation ({error}): restore a copy") from error
     if (values["url"], values["data"]) != (ledger.url, ledger.data):
         raise BookError(
             f"the run was reserved for {values['data']!r} in {values['url']}, not for "

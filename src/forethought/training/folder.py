@@ -49,7 +49,7 @@ from forethought.training.metrics import (
 )
 from forethought.training.records import PREPARED
 from forethought.values.caveats import Caveat
-from forethought.values.checks import RunFolderExistsError
+from forethought.values.checks import RunFolderExistsError, one_of, without_none
 from forethought.values.mechanism import Mechanism
 from forethought.values.plan import TRANSCRIPT, Plan, Transcript
 from forethought.values.serialisation import digest, parse, replaced, sync_folder
@@ -665,23 +665,19 @@ class RunSecrets:
             CheckpointError: the file is missing or damaged.
         """
         path = folder / KEYS
-        try:
-            values = json.loads(path.read_text(encoding="utf-8"))
-            if values["schema"] != KEYS_SCHEMA:
-                raise ValueError(f"schema {values['schema']!r}, expected {KEYS_SCHEMA!r}")
-            keys = [bytes.fromhex(values[name]) for name in ("sampling", "noise", "identity")]
-            if {SECRET_BYTES} != set(map(len, keys)):
-                raise ValueError(f"each key has {SECRET_BYTES} bytes")
-            sampling, noise, own = keys
-            flags = bool(values["seeded_sampling"]), bool(values["seeded_noise"])
-            return cls(Secrets(sampling, noise, *flags), own)
-        except FileNotFoundError as error:
+        if not path.is_file():
             raise CheckpointError(
                 f"cannot resume: {path} is gone, and with it the keys of the noise. Start a new "
                 "run in another folder; what this one released adds to it"
-            ) from error
-        except (ValueError, KeyError, TypeError) as error:
-            raise CheckpointError(f"{path} holds no keys: {error}") from error
+            )
+        with undamaged(path):
+            values = json.loads(path.read_text(encoding="utf-8"))
+            one_of("schema", values["schema"], (KEYS_SCHEMA,))
+            keys = [bytes.fromhex(values[name]) for name in ("sampling", "noise", "identity")]
+            if {SECRET_BYTES} != set(map(len, keys)):
+                raise ValueError(f"each key has {SECRET_BYTES} bytes")
+            flags = bool(values["seeded_sampling"]), bool(values["seeded_noise"])
+            return cls(Secrets(keys[0], keys[1], *flags), keys[2])
 
 
 def wipe(path: Path) -> None:
@@ -862,14 +858,11 @@ class RunFolder:
         probe = self.checkpoint / ".probe"
         block = bytes(1 << 20)
         try:
-            try:
-                with probe.open("wb") as file:
-                    for _ in range(size // len(block) + 1):
-                        file.write(block)
-                    file.flush()
-                    os.fsync(file.fileno())
-            finally:
-                probe.unlink(missing_ok=True)
+            with probe.open("wb") as file:
+                for _ in range(size // len(block) + 1):
+                    file.write(block)
+                file.flush()
+                os.fsync(file.fileno())
         except OSError as error:
             spent = self._spent()
             way = f"go on: forethought train --resume {self.path}" if spent else "begin anew"
@@ -878,6 +871,8 @@ class RunFolder:
                 f"the run folder {self.path} cannot take the {size / 2**20:.0f} MiB that a run "
                 f"needs ({error.strerror}); no round was made{spent}. Mend that and {way}",
             ) from error
+        finally:
+            probe.unlink(missing_ok=True)
 
     def add(self, files: Mapping[str, str]) -> None:
         """Write texts of the caller that :func:`require_files` takes."""
@@ -1226,10 +1221,9 @@ def _among_folders(model: torch.nn.Module, folder: Path) -> str | None:
         return None
     for path in sorted(parent.glob(f"*/{MODEL}"))[:NEIGHBOURS]:
         if _same_weights(path, present):
-            try:
+            spent = "whose statement cannot be read"
+            with contextlib.suppress(OSError, StatementError):
                 spent = _spent(Statement.load(path.parent / STATEMENT))
-            except (OSError, StatementError):
-                spent = "whose statement cannot be read"
             return f"in {path.parent.name}, {spent}"
     return None
 
@@ -1237,9 +1231,8 @@ def _among_folders(model: torch.nn.Module, folder: Path) -> str | None:
 def _same_weights(path: Path, present: dict[str, torch.Tensor]) -> bool:
     try:
         with safe_open(path, framework="pt") as file:
-            if set(file.keys()) != set(present):
-                return False
-            return all(torch.equal(file.get_tensor(n), t.cpu()) for n, t in present.items())
+            same = set(file.keys()) == set(present)
+            return same and all(torch.equal(file.get_tensor(n), present[n].cpu()) for n in present)
     except (OSError, SafetensorError, RuntimeError):
         return False
 
@@ -1283,11 +1276,10 @@ class RunSummary:
         path = folder / METRICS
         if not path.is_file():
             raise ValueError(f"{folder} is not complete: its metrics.csv is gone")
-        with undamaged(path), path.open(encoding="utf-8", newline="") as file:
-            metrics = tuple(csv.DictReader(file))
-            file.seek(0)
-            from_csv(file.read(), None)  # refuses what is no number
-        plan, statement = Plan.load(folder / PLAN), Statement.load(folder / STATEMENT)
+        with undamaged(path):
+            from_csv(text := path.read_text(encoding="utf-8"), None)  # refuses what is no number
+            metrics = tuple(csv.DictReader(text.splitlines()))
+        plan, statement = Plan.load(folder / PLAN), Statement.beside(folder / STATEMENT)
         figures = tuple(sorted((folder / FIGURES).glob("*.png")))
         results, shapes = Results.load(folder / RESULTS), None
         if (folder / SHAPES).is_file():
@@ -1361,8 +1353,7 @@ class UnfinishedRun:
                 current = RunFolder(folder / PHASES / f"{len(phases):02d}")
                 released += max(ReleasedRounds.peek(current.checkpoint), default=-1) + 1
         last = [Metrics(*row) for row in history[-1:]]
-        values = {name: getattr(last[0], name) for name in PUBLIC} if last else {}
-        public = {name: value for name, value in values.items() if value is not None}
+        public = without_none({name: getattr(one, name) for one in last for name in PUBLIC})
         return cls(folder, plan, released, spent, public)
 
     def to_dict(self) -> dict[str, Any]:

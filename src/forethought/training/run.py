@@ -526,8 +526,7 @@ def reserved(
     if ledger is None:
         if resume and folder is not None and (folder.path / RESERVATION).is_file():
             raise CheckpointError(
-                f"the run in {folder.path} is paid from a ledger: put [ledger] back into its "
-                "job.toml, or give ledger= in Python"
+                f"the run in {folder.path} is paid from a ledger: name it ([ledger], or ledger=)"
             )
         return None
     found: list[Paid] = []
@@ -736,10 +735,8 @@ def run_plan(task: Task) -> Run:
         metrics.settle_statistics(model, task.public_inputs)
     history = tuple(loop.history)
     if folder is not None:
-        unsaved, state = statement, whole_state(model, team.leads)
-        statement = team.first(
-            lambda: folder.save_results(plan, state, history, unsaved, transcript)
-        )
+        last, state = statement, whole_state(model, team.leads)
+        statement = team.first(lambda: folder.save_results(plan, state, history, last, transcript))
     return Run(model, statement, history, plan, path_of(folder), transcript)
 
 
