@@ -532,12 +532,6 @@ def limited(whole: Dataset, persons: NDArray[np.str_], most: int) -> Dataset:
     return replace(whole, train=rows.at(mask), **held)
 
 
-def require_persons(persons: Sequence[str], rows: int) -> None:
-    """Refuse rows of which the person is missing. Raises DataError."""
-    if len(persons) != rows or any(name.strip().lower() in _NOBODY for name in persons):
-        raise DataError("a row has no person: drop it, or give it one")
-
-
 def kept(contents: Iterable[bytes], persons: Sequence[str], most: int) -> NDArray[np.bool_]:
     """True for the rows that are kept: of each person the first ``most`` rows by hash, (N,).
 
@@ -559,7 +553,8 @@ def _places(
     if isinstance(most, bool) or most not in range(1, MOST_ROWS + 1):
         raise DataError(f"records_per_person must be whole, from 1 to {MOST_ROWS}, not {most!r}")
     order = _hashes(contents, _KEEP_KEY)
-    require_persons(persons, len(order))
+    if len(persons) != len(order) or any(name.strip().lower() in _NOBODY for name in persons):
+        raise DataError("a row has no person: drop it, or give it one")
     number: dict[str, int] = {}
     owner = np.array([number.setdefault(person, len(number)) for person in persons], np.int64)
     sorted_rows = np.lexsort((order, owner))

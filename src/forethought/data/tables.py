@@ -39,7 +39,6 @@ from forethought.data.dataset import (
     label_column,
     limited,
     places,
-    require_persons,
     share_held_out,
     split_hashes,
     told_apart,
@@ -503,11 +502,10 @@ class _Reader:
         return _Rows(whole[~held], whole[held], held, pl.concat(aside))
 
     def require_whole_persons(self, path: Path, rows: pl.DataFrame) -> None:
-        """Refuse rows without a person, and a split that may put one's rows on both sides."""
+        """Refuse a split that may put rows of one person on both sides."""
         person, split_by = self.aside.person, self.aside.split_by
         if person is None or split_by is None:
             return
-        require_persons(named(path, rows[person]), len(rows))
         both = rows.select(written(rows[name]) for name in {person, split_by})
         if both.n_unique() > both[person].n_unique():
             raise UndeclaredError(
