@@ -668,7 +668,7 @@ class Statement:
             raise StatementError(f"{path}: {error}") from error
 
     @classmethod
-    def beside(cls, path: Path) -> Statement:
+    def load_of_run(cls, path: Path) -> Statement:
         """Read a run's statement.json as :meth:`load` does; its plan and transcript lie beside it.
 
         Raises:

@@ -87,7 +87,7 @@ def statement_of(path: Path, *, group: int | None = None, delta: float | None = 
         plan = Plan.load(found)
         _require_so_many(group, plan.examples)
         return account(plan, delta, group=group)
-    return again(Statement.beside(found), group=group, delta=delta)
+    return again(Statement.load_of_run(found), group=group, delta=delta)
 
 
 def again(

@@ -858,11 +858,14 @@ class RunFolder:
         probe = self.checkpoint / ".probe"
         block = bytes(1 << 20)
         try:
-            with probe.open("wb") as file:
-                for _ in range(size // len(block) + 1):
-                    file.write(block)
-                file.flush()
-                os.fsync(file.fileno())
+            try:
+                with probe.open("wb") as file:
+                    for _ in range(size // len(block) + 1):
+                        file.write(block)
+                    file.flush()
+                    os.fsync(file.fileno())
+            finally:
+                probe.unlink(missing_ok=True)
         except OSError as error:
             spent = self._spent()
             way = f"go on: forethought train --resume {self.path}" if spent else "begin anew"
@@ -871,8 +874,6 @@ class RunFolder:
                 f"the run folder {self.path} cannot take the {size / 2**20:.0f} MiB that a run "
                 f"needs ({error.strerror}); no round was made{spent}. Mend that and {way}",
             ) from error
-        finally:
-            probe.unlink(missing_ok=True)
 
     def add(self, files: Mapping[str, str]) -> None:
         """Write texts of the caller that :func:`require_files` takes."""
@@ -1279,7 +1280,7 @@ class RunSummary:
         with undamaged(path):
             from_csv(text := path.read_text(encoding="utf-8"), None)  # refuses what is no number
             metrics = tuple(csv.DictReader(text.splitlines()))
-        plan, statement = Plan.load(folder / PLAN), Statement.beside(folder / STATEMENT)
+        plan, statement = Plan.load(folder / PLAN), Statement.load_of_run(folder / STATEMENT)
         figures = tuple(sorted((folder / FIGURES).glob("*.png")))
         results, shapes = Results.load(folder / RESULTS), None
         if (folder / SHAPES).is_file():
