@@ -192,6 +192,7 @@ def test_a_folder_that_cannot_be_written_is_told_before_an_audit(
     assert status == 1 and "not a directory" in err
 
 
+@pytest.mark.slow
 def test_an_existing_run_folder_asks_what_to_do(forethought: Command, job: Path) -> None:
     assert forethought("train", job, "--out", "run", "--quiet")[0] == 0
     status, _, err = forethought("train", job, "--out", "run")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import csv
+import errno
 import gzip
 import io
-import sys
+from pathlib import Path
 
 import numpy as np
 import polars as pl
@@ -229,10 +230,16 @@ def test_faults_are_named(tmp_path, content, message):
     assert "\n" not in str(found.value)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="a file that nobody can read")
-def test_a_table_that_cannot_be_read_is_not_called_corrupt():
-    with pytest.raises(DataError, match="cannot be read"):
-        load("csv:/proc/self/mem", label="outcome")
+def test_a_table_that_cannot_be_read_is_not_called_corrupt(tmp_path, monkeypatch):
+    (tmp_path / "t.csv").write_text("a,outcome\n1,no\n")
+
+    def unreadable(*_, **__):
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "open", unreadable)
+        with pytest.raises(DataError, match="cannot be read"):
+            list(files.Table(tmp_path / "t.csv").pieces())
 
 
 def test_what_is_no_number_is_named_by_its_example(tmp_path, monkeypatch):

@@ -562,3 +562,12 @@ def test_every_sampling_is_charged(adjacency) -> None:
         mechanism = Mechanism(Rounds(4.0, 20, sampling), adjacency=adjacency)
         spent = rule.costs(Charge(mechanism))
         assert rule.epsilon(spent) >= exact.epsilon(mechanism, account.budget.delta).lower
+
+
+@pytest.mark.parametrize(("epsilon", "most"), [(4.0, 1.15), (20.0, 2.5)])
+def test_an_early_total_is_above_the_exact_one(epsilon: float, most: float) -> None:
+    """By how much docs/ledger_theorems.md says."""
+    run, rule = Mechanism(Rounds(4.25, 1, FullBatch())), ClockRule(Budget(epsilon, 1e-6))
+    own = exact.epsilon(run, 1e-6)
+    assert own.upper == pytest.approx(1, abs=0.02)
+    assert own.upper <= rule.epsilon(rule.costs(Charge(run))) <= most * own.upper

@@ -294,11 +294,14 @@ def test_noise_does_not_move_quantiles_upwards(more: dict[str, Any]) -> None:
     one = Quantiles(column="x", range=(0, 100), at=at, **more)
     tally = one.tally(rows({"x": np.linspace(0, 100, n), "sex": ["M"] * n}, {"x", "sex"}))
     std = 3.6 * one.reach("add-or-remove")
-    found = [
-        [made.value for made in one.estimates(tally + std * noise, std, n)]
+    made = [
+        one.estimates(tally + std * noise, std, n)
         for noise in generator.standard_normal((200, one.size))
     ]
+    found = [[each.value for each in draw] for draw in made]
     assert np.mean(found, axis=0) == pytest.approx(100 * np.array(at), abs=0.8)
+    # An interval that reaches over all records ends with the range.
+    assert all(draw[-1].high == draw[-1].sampled_high == 100 for draw in made)
 
 
 @pytest.mark.parametrize(
