@@ -27,7 +27,7 @@ from forethought.gossip.events import Weights
 from forethought.gossip.gossip import Gossip, Member
 from forethought.gossip.graphs import make
 from forethought.gossip.mixing import Mixing
-from forethought.holders.cluster import ActorContext, cluster, run_workers
+from forethought.holders.cluster import WorkerActor, cluster, run_workers
 from forethought.holders.links import Arrived
 
 
@@ -40,7 +40,7 @@ def gossip_of(workers: int, parameters: int) -> Gossip:
     return Gossip(members, (plan,), mixing, parameters, "made", 5)
 
 
-def work(gossip: Gossip, me: int, exchanges: int, here: ActorContext) -> tuple[float, float]:
+def work(gossip: Gossip, me: int, exchanges: int, here: WorkerActor) -> tuple[float, float]:
     """One worker: exchanges as fast as they go; seconds, and those of the processor."""
     links = here.links(gossip, me)
     peers = [peer for peer in range(gossip.workers) if peer != me]
