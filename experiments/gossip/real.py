@@ -31,7 +31,7 @@ import numpy as np
 import torch
 
 from forethought.gossip.worker import Effects, OwnReleases
-from forethought.holders.cluster import ActorContext, cluster, run_workers
+from forethought.holders.cluster import WorkerActor, cluster, run_workers
 from forethought.holders.simulator import Hiccups
 from forethought.holders.trainer import ClientTrainer
 from forethought.jobs.holders import holders_of
@@ -102,13 +102,12 @@ def work(case: str, seed: int, data: Path, out: Path) -> None:
 
 
 def act(
-    case: str, seed: int, data: Path, out: Path, planned: Any, me: int, here: ActorContext
+    case: str, seed: int, data: Path, out: Path, planned: Any, me: int, here: WorkerActor
 ) -> None:
     """Be one actor of a cluster."""
     made = slowed(case, me)
     request = request_of(case, "asynchronous", seed)
-    options = {"data_dir": data, "pace": None}
-    done = cluster_worker(request, *planned, me, out / "runs", options, here)
+    done = cluster_worker(request, *planned, me, out / "runs", data, here)
     left(made, done.took.weights, me, out)
 
 
