@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+import forethought as ft
 from forethought.jobs.job import Job, JobError
 
 GOOD = """\
@@ -85,3 +86,34 @@ def test_a_job_may_ask_for_noise_on_a_grid() -> None:
     assert Job.parse(GOOD).make_plan(1000).noise == "gaussian"
     with pytest.raises(JobError, match="'gaussian', 'grid' or"):
         Job.parse(GOOD + 'noise = "laplace"\n')
+
+
+@pytest.mark.parametrize(
+    ("section", "hint"),
+    [
+        ("[training]\nlr = 0.1", "'training.lr'; did you mean 'learning_rate'?"),
+        ("[training]\nMax_Grad_Norm = 1.0", "did you mean 'clip_norm'?"),
+        ("[training]\nepsilon = 3.0", "'training.epsilon'; it belongs in [budget]"),
+        ("[training]\nseed = 3", "it belongs in [run] or [federation] or [gossip]"),
+        ("[privacy]\nepsilon = 3.0", "'privacy'; did you mean 'budget'?"),
+        ("[run]\nfile = 'a.csv'", "unknown key 'run.file'; "),
+        ("[training]\nschedul = 'cosine'", "did you mean 'schedule'?"),
+    ],
+)
+def test_a_name_of_another_library_or_section_is_understood(section: str, hint: str) -> None:
+    with pytest.raises(JobError) as refused:
+        Job.parse(f"{section}\n[data]\nsource = 'digits'\n")
+    assert hint in str(refused.value)
+    assert "'source'" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right"),
+    [("lr", "learning_rate="), ("steps", "rounds="), ("dataset_size", "examples=")],
+)
+def test_a_planner_s_keyword_is_found_by_its_name_elsewhere(wrong: str, right: str) -> None:
+    with pytest.raises(TypeError, match="did you mean") as refused:
+        ft.plan(budget=ft.Budget(1.0, 1e-5), **{wrong: 100})
+    assert right in str(refused.value)
+    with pytest.raises(TypeError, match="keyword, not int"):
+        ft.plan(1000, budget=ft.Budget(1.0, 1e-5))  # type: ignore[call-overload]

@@ -383,6 +383,12 @@ def test_a_long_path_is_printed_whole() -> None:
     assert str(folder) in shown
 
 
+def test_a_run_that_is_under_way_is_not_to_be_continued() -> None:
+    run = UnfinishedRun(Path("runs/mnist"), PLAN, 12, 1.2, {}, 4711)
+    text = written(lambda c: terminal.show_unfinished(c, run), 120)
+    assert "Under way, process 4711" in text and "--resume" not in text
+
+
 @pytest.mark.slow
 def test_figures_of_simulations_are_drawn(tmp_path: Path) -> None:
     timeline = {"timeline": [(0, 0.0, 2.0), (4, 1.0, 13.0), (21, 0.0, 1.0)]}

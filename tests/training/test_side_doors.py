@@ -170,6 +170,27 @@ def test_plan_json_is_the_plan(tmp_path: Path) -> None:
         train(nn.Linear(4, 2), data())
 
 
+def test_a_run_that_is_under_way_names_its_process(tmp_path: Path) -> None:
+    out, seen = tmp_path / "run", []
+
+    def looked(event: Event) -> None:
+        if event.round == 8:
+            seen.append(UnfinishedRun.load(out).process)
+            raise OSError
+
+    with pytest.raises(OSError):
+        train(nn.Linear(4, 2), data(), plan(), out=out, progress=looked)
+    assert seen == [os.getpid()] and UnfinishedRun.load(out).process is None
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    for left in (str(gone.pid), "", "0", "no number"):
+        (out / ".lock").write_text(left)
+        assert UnfinishedRun.load(out).process is None, left
+    shutil.rmtree(out / "checkpoint")
+    with pytest.raises(ValueError, match="has no checkpoint"):
+        UnfinishedRun.load(out)
+
+
 def test_the_plan_of_a_killed_run_is_not_that_of_an_edited_plan_json(tmp_path: Path) -> None:
     """Rounds of little noise were released, and none of them would be in the statement."""
     out = tmp_path / "run"

@@ -95,8 +95,7 @@ class Mixture:
     def _simple(self, z: Array) -> Values:
         c, w = self.shifts, self.weights
         e = self.sign * c * z - 0.5 * c * c
-        low = np.minimum(e, 30.0)
-        rise = np.expm1(low)
+        rise = np.expm1(np.minimum(e, 30.0))
         excess = w * rise
         near = np.log1p(np.maximum(excess, -0.5))
         density = self.idle + w * (1 + rise)

@@ -459,8 +459,7 @@ def delta(
         TypeError, ValueError: an argument is of the wrong kind or out of range.
     """
     group, accuracy = _arguments(mechanism, group, accuracy)
-    asked = Asked(epsilon=real("epsilon", epsilon, least=0))
-    return enclose(mechanism, group, accuracy, asked)
+    return enclose(mechanism, group, accuracy, Asked(epsilon=real("epsilon", epsilon, least=0)))
 
 
 def epsilon_curve(

@@ -388,8 +388,7 @@ def difference(
 
 def _after(before: list[StatedRelease], mechanism: Mechanism) -> Mechanism | None:
     """The rounds after the preparation; None if the first rounds do not fit ``before``."""
-    count = _count(before)
-    if count >= len(mechanism):
+    if _count(before) >= len(mechanism):
         return None
     for row in before:
         first = mechanism.rounds[0]

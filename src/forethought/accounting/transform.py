@@ -257,8 +257,7 @@ def growth(height: Array, variance: Array) -> Array:
 
     |e^(−(x + iy − m)²/2v)| = e^(−(x − m)²/2v) · e^(y²/2v).
     """
-    rise: Array = height * height / (2 * variance)
-    return rise
+    return height * height / (2 * variance)
 
 
 def _posterior(side: Mixture, mean: Array, reach: Array) -> tuple[Array, Array]:

@@ -607,8 +607,7 @@ class _Look:
                 values.append((outputs.reshape(-1) - wanted[..., 0]).square().sum())
         if not values:  # a person without rows has the gradient zero
             outputs = inner(torch.zeros_like(rows[:1]))
-            nothing: Tensor = outputs.sum() * 0
-            return nothing
+            return outputs.sum() * 0
         return torch.stack(values).sum() / len(values)
 
     def _local(self, local: mechanism.Local, own: Sequence[Sequence[Record]], seed: int) -> Array:

@@ -314,5 +314,4 @@ def serve(
         scheme, found = "http" if certificate is None else "https", listener.getsockname()[1]
         output.console.print(f"{place} at {scheme}://{host}:{found}; Ctrl-C ends it")
         with listener, nullcontext() if log is None else log.open("a", encoding="utf-8") as file:
-            made = service.server(book, **keys, log=file)
-            made.run(sockets=[listener])
+            service.server(book, **keys, log=file).run(sockets=[listener])

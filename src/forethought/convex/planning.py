@@ -108,8 +108,7 @@ def recipe(
         )
     # The constants were chosen for a sensitivity of 2C/N.
     mu = 2 * mu / moved
-    s = signal(examples, weights, mu)
-    share = (s / constants.clip_scale) ** constants.clip_power
+    share = (signal(examples, weights, mu) / constants.clip_scale) ** constants.clip_power
     clip_norm = problem.lipschitz * min(1.0, max(constants.clip_least, share))
     delta = 2 * clip_norm / examples
     strong = problem.convexity

@@ -298,8 +298,7 @@ def cached(images: NDArray[np.float32], name: str = "scattering") -> NDArray[np.
 
 def _halved(features: NDArray[np.float32]) -> NDArray[np.uint16]:
     """Numbers whose lower halves are zero as bfloat16, which NumPy lacks: their upper halves."""
-    halves: NDArray[np.int16] = torch.from_numpy(features).bfloat16().view(torch.int16).numpy()
-    return halves.view(np.uint16)
+    return torch.from_numpy(features).bfloat16().view(torch.int16).numpy().view(np.uint16)
 
 
 def _widened(halves: NDArray[np.uint16]) -> NDArray[np.float32]:

@@ -212,8 +212,7 @@ def _morlet(
     """A Gabor wave minus the multiple of its envelope that makes its mean zero."""
     wave = _gabor(shape, sigma, theta, xi, slant)
     envelope = _gabor(shape, sigma, theta, 0.0, slant)
-    morlet: NDArray[np.complex128] = wave - wave.sum() / envelope.sum() * envelope
-    return morlet
+    return wave - wave.sum() / envelope.sum() * envelope
 
 
 def _gabor(
@@ -230,8 +229,7 @@ def _gabor(
     wave = np.exp(-square + 1j * xi * (y * cos + x * sin))
     periods = len(_REPEATS)
     wave = wave.reshape(periods, M, periods, N).sum((0, 2))
-    gabor: NDArray[np.complex128] = np.divide(wave, 2 * _PI_OF_NORM * sigma**2 / slant)
-    return gabor
+    return np.divide(wave, 2 * _PI_OF_NORM * sigma**2 / slant)
 
 
 def _periodised(spectrum: NDArray[np.float64], res: int, axis: int) -> NDArray[np.float64]:

@@ -530,8 +530,7 @@ class _Reader:
         """
         if labels is None:
             names = self.aside.labels
-            columns = [label_column(str(path), name, rows[name]) for name in names]
-            return np.stack(columns, axis=1)
+            return np.stack([label_column(str(path), name, rows[name]) for name in names], axis=1)
         if labels.names is None and not self.inferred:
             return self.encoder.targets(rows, str(path), outside)
         return labels.encode(path, rows[self.aside.label])

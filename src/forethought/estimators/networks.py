@@ -188,8 +188,7 @@ class PrivateClassifier(ClassifierMixin, _PrivateNetwork):
 
     def predict(self, X: Any) -> NDArray[Any]:
         """The most likely class of each row, (n,)."""
-        likeliest = self._run_module(X).argmax(1).numpy()
-        return self.classes_[likeliest]
+        return self.classes_[self._run_module(X).argmax(1).numpy()]
 
 
 @dataclass(kw_only=True, eq=False, repr=False)

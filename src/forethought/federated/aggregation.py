@@ -140,8 +140,7 @@ class Sorted:
         count = len(values)
         cut = (count - 1) // 2 if self._trimmed == 0.5 else math.ceil(self._trimmed * count)
         cut = min(cut, (count - 1) // 2)
-        kept: Sum = values[cut : count - cut].mean(axis=0, dtype=np.float64)
-        return kept.astype(np.float32)
+        return values[cut : count - cut].mean(axis=0, dtype=np.float64).astype(np.float32)
 
     def state(self) -> dict[str, NDArray[np.generic]]:
         return {"vectors": np.stack(self._vectors)} if self._vectors else {}

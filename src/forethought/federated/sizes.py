@@ -241,10 +241,8 @@ def text_of(chosen: Rounds) -> str:
 
 def values_of(state: bytes) -> dict[str, Any]:
     """The plain values in a trainer's state, which is in the format of safetensors."""
-    length = int.from_bytes(state[:8], "little")
-    header = json.loads(state[8 : 8 + length])
-    values: dict[str, Any] = json.loads(header["__metadata__"]["values"])
-    return values
+    header = json.loads(state[8 : 8 + int.from_bytes(state[:8], "little")])
+    return json.loads(header["__metadata__"]["values"])
 
 
 def released(state: bytes) -> Transcript:

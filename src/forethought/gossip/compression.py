@@ -70,8 +70,7 @@ class Compression:
 
     def size(self, parameters: int) -> int:
         """Bytes of a message."""
-        width = {"none": 4, "bf16": 2, "top-k": 8}[self.kind]
-        return width * self.kept(parameters)
+        return {"none": 4, "bf16": 2, "top-k": 8}[self.kind] * self.kept(parameters)
 
     @property
     def consensus_step(self) -> float:

@@ -45,8 +45,7 @@ def averages_exactly(mixing: Mixing, first: int, steps: int) -> bool:
     """
     size = mixing.graph.size
     mean = Fraction(1, size)
-    rows = _products(mixing, first, steps)[-1]
-    return all(entry == mean for row in rows for entry in row)
+    return all(entry == mean for row in _products(mixing, first, steps)[-1] for entry in row)
 
 
 def gain(

@@ -62,8 +62,7 @@ def second_singular(size: int, row: Callable[[int], Mapping[int, Fraction]]) -> 
     if size <= _DENSE:
         values = np.linalg.svd(matrix.toarray() - 1 / size, compute_uv=False)
         return float(min(1.0, values[0]))
-    gram = (matrix.T @ matrix).tocsr()
-    return math.sqrt(max(0.0, _second(gram, smallest=False)))
+    return math.sqrt(max(0.0, _second((matrix.T @ matrix).tocsr(), smallest=False)))
 
 
 def exponential_factors(size: int, steps: int) -> NDArray[np.float64]:

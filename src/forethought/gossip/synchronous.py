@@ -147,8 +147,7 @@ class SynchronousWorker(Machine):
         told = self.own.sent[self.step]
         self._before = dict.fromkeys(set(receivers) | set(self._sources), told)
         self._stepped = True
-        again = [Send(one, self._kept[one][self.step]) for one in receivers]
-        return again + self._go_on()
+        return [Send(one, self._kept[one][self.step]) for one in receivers] + self._go_on()
 
     # ---- exchanges
 

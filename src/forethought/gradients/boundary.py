@@ -603,8 +603,7 @@ def _hooks_are_refused() -> bool:
 
 
 def _attention_masks() -> bool:
-    scores = torch.full((2, 3), float("-inf"))
-    return not safe_softmax(scores).any()
+    return not safe_softmax(torch.full((2, 3), float("-inf"))).any()
 
 
 _RELIED_ON: dict[str, Callable[[], bool]] = {

@@ -351,8 +351,7 @@ class OneHot:
         return self  # ones are exact in every precision
 
     def dense(self, like: Tensor) -> Tensor:
-        hot = torch.nn.functional.one_hot(self.index, self.size)
-        return hot.to(like.dtype)
+        return torch.nn.functional.one_hot(self.index, self.size).to(like.dtype)
 
 
 Left = Tensor | OneHot

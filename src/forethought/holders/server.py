@@ -308,8 +308,7 @@ def status_of(
 def _first_model(folder: Path, weights: Vector) -> Vector:
     path = folder / START
     if path.exists():
-        kept: Any = np.load(path, allow_pickle=False)
-        return np.ascontiguousarray(kept, dtype=np.float32)
+        return np.ascontiguousarray(np.load(path, allow_pickle=False), dtype=np.float32)
     with replaced(path) as file:
         np.save(file, weights)
     return weights

@@ -132,7 +132,9 @@ def explain_error(name: str, text: str, row: Any, root: type[BaseModel]) -> str:
     key = ".".join(place)
     if row["type"] == "extra_forbidden":
         known = _known_keys(place[:-1], root)
-        return f"{where}unknown key {key!r}; {suggestion(place[-1], known)}"
+        others = root.model_fields if len(place) < 3 else ()
+        homes = " or ".join(f"[{one}]" for one in others if place[-1] in _known_keys([one], root))
+        return f"{where}unknown key {key!r}; {suggestion(place[-1], known, homes=homes)}"
     if row["type"] == "missing":
         return f"{where}{key!r} is missing"
     found = row.get("input")

@@ -499,8 +499,7 @@ class _Block(nn.Module):
         self.shortcut = nn.Sequential(*short) if first else nn.Identity()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y: torch.Tensor = self.branch(x) + self.shortcut(x)
-        return y
+        return self.branch(x) + self.shortcut(x)
 
 
 def _wide(name: str, depth: int, inputs: tuple[int, ...], classes: int, width: float) -> nn.Module:

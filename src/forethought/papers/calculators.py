@@ -300,8 +300,7 @@ class Calculated:
     def _epsilon(self, sigma: float) -> float:
         if sigma == self.result.sigma:
             return self.result.exact.upper
-        mechanism = self.result.sizes.mechanism(sigma)
-        return epsilon(mechanism, self.result.delta, accuracy=0.05).upper
+        return epsilon(self.result.sizes.mechanism(sigma), self.result.delta, accuracy=0.05).upper
 
     @property
     def less_noise(self) -> float:

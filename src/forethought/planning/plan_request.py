@@ -375,7 +375,8 @@ class PlanRequest(Keywords):
         if isinstance(request, cls):
             return request.with_(**keywords)
         if request is not None:
-            raise TypeError(f"{type(request).__name__} is no PlanRequest: give it by keyword")
+            told = f"takes its values by keyword, not {type(request).__name__}"
+            raise TypeError(f"forethought.plan {told}: examples=…, or data=…")
         given = opened(keywords)
         if "filter" in given:
             raise PlanError(NO_FILTER)

@@ -292,8 +292,7 @@ def draw_utility_map(graph: UtilityGraph, path: Path, tolerance: float = 0.1) ->
             place = graph.noise_multipliers[column], graph.clip_norms[row]
             colour = "black" if value > 0.6 else "white"
             axes.text(*place, f"{value:.0%}", ha="center", va="center", fontsize=7, color=colour)
-    bar = figure.colorbar(mesh, ax=axes, label="accuracy F(w+n)")
-    bar.outline.set_visible(False)
+    figure.colorbar(mesh, ax=axes, label="accuracy F(w+n)").outline.set_visible(False)
     if found:
         # A staircase along the edges of the cells.
         least, *edges = across

@@ -379,21 +379,23 @@ def show_summary(console: Console, summary: RunSummary) -> None:
 
 
 def show_unfinished(console: Console, run: UnfinishedRun) -> None:
-    """Print the number of released rounds of an interrupted run, their ε, and how to continue."""
+    """Print the number of released rounds of an unfinished run, their ε, and how to continue."""
     show_plan(console, run.plan)
     spent = ""
     if run.spent is not None:
         spent = f", worth ε = {at_most(run.spent)} at δ = {at_most(run.plan.delta, '.3g')}"
+    state = f"Under way, process {run.process}" if run.process else "Interrupted"
     console.print(
-        f"\n[bold]Interrupted[/bold]  {run.released:,} of {run.plan.rounds:,} rounds may have been "
+        f"\n[bold]{state}[/bold]  {run.released:,} of {run.plan.rounds:,} rounds may have been "
         f"released{spent}"
     )
     if run.last:
         # Its ε is a quick bound; the line above has the exact ε of all possible releases.
         last = {name: value for name, value in run.last.items() if name != "epsilon"}
         console.print(f"[bold]Last record[/bold]  {_recorded(last)}")
-    way = f"Continue with: forethought train --resume {run.folder}"
-    console.print(way, markup=False, soft_wrap=True)
+    if not run.process:
+        way = f"Continue with: forethought train --resume {run.folder}"
+        console.print(way, markup=False, soft_wrap=True)
 
 
 def _recorded(last: Mapping[str, float]) -> str:

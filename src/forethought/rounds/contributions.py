@@ -510,8 +510,7 @@ def uniform(draws: Draws, each: int) -> NDArray[np.float64]:
     state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     state ^= state >> np.uint64(31)
-    numbers: NDArray[np.float64] = (state >> np.uint64(11)) * 2.0**-53
-    return numbers.reshape(-1, _NUMBERS)
+    return ((state >> np.uint64(11)) * 2.0**-53).reshape(-1, _NUMBERS)
 
 
 def _moved(images: Tensor, chance: Tensor, how: mechanism.Augmentation) -> Tensor:

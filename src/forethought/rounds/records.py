@@ -50,8 +50,7 @@ def picked(rows: torch.Tensor, indices: Indices, device: torch.device) -> torch.
         # Consecutive rows, as in full batches, are copied four times faster as one piece.
         few = rows[first : first + count]
         return few.to(device, copy=True, memory_format=torch.contiguous_format)
-    index = torch.from_numpy(indices).to(rows.device)
-    return rows.index_select(0, index).to(device)
+    return rows.index_select(0, torch.from_numpy(indices).to(rows.device)).to(device)
 
 
 class NamedRecords:
@@ -641,5 +640,4 @@ def content(tensor: torch.Tensor) -> bytes:
     tensor = own_part(tensor)
     if tensor.dtype in _IN_NUMPY:
         return tensor.numpy(force=True).tobytes()
-    raw = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-    return raw.numpy().tobytes()
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()

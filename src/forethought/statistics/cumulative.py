@@ -111,5 +111,4 @@ def settled(counts: Sequence[Array], total: float) -> list[Array]:
 
 def rising(counts: Array) -> Array:
     """The nonnegative counts whose running sums are nearest to those of ``counts``."""
-    sums = isotonic_regression(np.cumsum(counts)).x.clip(min=0)
-    return np.diff(sums, prepend=0.0)
+    return np.diff(isotonic_regression(np.cumsum(counts)).x.clip(min=0), prepend=0.0)

@@ -392,6 +392,16 @@ def locked(folder: Path | None) -> Iterator[None]:
             folder.rmdir()  # works only if the run wrote nothing
 
 
+def _training_in(folder: Path) -> int | None:
+    # Taking the lock for a moment could turn away a run that begins in that moment.
+    with contextlib.suppress(OSError, ValueError):
+        process = int((folder / LOCK).read_text())
+        if fcntl is not None and process > 0:
+            os.kill(process, 0)  # raises where there is no such process
+            return process
+    return None
+
+
 def _take(path: Path, folder: Path) -> int:
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
@@ -1320,6 +1330,7 @@ class UnfinishedRun:
         spent: certified upper end of the ε of these rounds at the plan's δ; None for a run in
             phases, whose plan states the cost of all of them.
         last: the public columns of the last row of its history.
+        process: id of the process that is training in the folder; None: none that is seen here.
     """
 
     folder: Path
@@ -1327,17 +1338,20 @@ class UnfinishedRun:
     released: int
     spent: float | None
     last: Mapping[str, float | int]
+    process: int | None = None
 
     @classmethod
     def load(cls, folder: Path) -> UnfinishedRun:
-        """Read an interrupted run folder without changing it.
+        """Read the folder of a run that has not ended, without changing it.
 
         Raises:
-            ValueError: the folder holds no interrupted run, or a damaged one.
+            ValueError: the folder holds no such run, one without a checkpoint, or a damaged one.
         """
         run = RunFolder(folder)
-        if not run.has_checkpoint or not (folder / PLAN).is_file():
+        if not (folder / PLAN).is_file():
             raise ValueError(f"{folder} holds no run: it has no statement.json or plan.json")
+        if not run.has_checkpoint:
+            raise ValueError(f"the run in {folder} has no checkpoint: how far it came is not known")
         saved = Checkpoint.read(run.checkpoint).values
         plan, phases = _began_with(saved, folder / PLAN), saved.get("phases")
         times, spent = ReleasedRounds.peek(run.checkpoint), None
@@ -1355,7 +1369,7 @@ class UnfinishedRun:
                 released += max(ReleasedRounds.peek(current.checkpoint), default=-1) + 1
         last = [Metrics(*row) for row in history[-1:]]
         public = without_none({name: getattr(one, name) for one in last for name in PUBLIC})
-        return cls(folder, plan, released, spent, public)
+        return cls(folder, plan, released, spent, public, _training_in(folder))
 
     def to_dict(self) -> dict[str, Any]:
         """The run as JSON values."""
@@ -1366,6 +1380,7 @@ class UnfinishedRun:
             "released": self.released,
             "spent": self.spent,
             "last": dict(self.last),
+            "process": self.process,
         }
 
 

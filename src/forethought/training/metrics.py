@@ -732,8 +732,7 @@ class Results:
         if not path.is_file():
             return None
         try:
-            values = json.loads(path.read_text(encoding="utf-8"))
-            found = TypeAdapter(cls).validate_python(values)
+            found = TypeAdapter(cls).validate_python(json.loads(path.read_text(encoding="utf-8")))
             found.sentences()  # raises if a figure that is told is not there
         except (ValueError, TypeError, AttributeError, LookupError, RecursionError):
             words = "restore it from a copy, or delete it and do without its figures"

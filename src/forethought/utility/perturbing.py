@@ -521,8 +521,7 @@ def accuracy_of(outputs: Any, targets: Any) -> float:
 
 
 def _generator(seed: int, purpose: Literal["holdout", "test", "draw"], index: int = 0) -> Any:
-    purposes = ("holdout", "test", "draw")
-    return np.random.default_rng([seed, purposes.index(purpose), index])
+    return np.random.default_rng([seed, ("holdout", "test", "draw").index(purpose), index])
 
 
 def initial(model: object, seed: int | None, *sizes: int) -> nn.Module:

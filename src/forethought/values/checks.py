@@ -168,13 +168,32 @@ def one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, not {value!r}")
 
 
-def suggestion(name: str, known: Collection[str], form: str = "{!r}") -> str:
-    """A hint for an unknown name: the most similar known name, or all known names.
+# Names that other libraries, papers and configuration files have for ours.
+_ELSEWHERE = {
+    "batch": ("batch_size", "lot_size", "minibatch"),
+    "budget": ("dp", "privacy"),
+    "clip_norm": ("clip", "clipping_norm", "l2_norm_clip", "max_grad_norm", "max_norm"),
+    "delta": ("target_delta",),
+    "epsilon": ("eps", "target_epsilon"),
+    "examples": ("n", "dataset_size", "records", "sample_size"),
+    "label": ("outcome", "target", "y"),
+    "learning_rate": ("lr", "step_size"),
+    "noise_multiplier": ("sigma",),
+    "rounds": ("iterations", "steps"),
+    "source": ("csv", "dataset", "file", "name", "path"),
+}
+
+
+def suggestion(name: str, known: Collection[str], form: str = "{!r}", homes: str = "") -> str:
+    """A hint for an unknown name: the known name that is meant or most similar, or all of them.
 
     Args:
-        form: format of the similar name in the text.
+        form: format of that name in the text. homes: sections of a file that do have such a key.
     """
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    near = [one for one, others in _ELSEWHERE.items() if name.lower() in others and one in known]
+    if homes and not near:
+        return f"it belongs in {homes}"
+    near = near or difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     return f"did you mean {form.format(near[0])}?" if near else f"known: {', '.join(known)}"
 
 

@@ -870,8 +870,7 @@ class Plan(serialisation.Stored):
     @property
     def sampling(self) -> Sampling:
         """The sampling of batches, when all rounds share one (ValueError otherwise)."""
-        sampling: Sampling = self._only("sampling")
-        return sampling
+        return self._only("sampling")
 
     @property
     def batch(self) -> float:

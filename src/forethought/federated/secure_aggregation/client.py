@@ -128,8 +128,7 @@ class SecureClient(ClientMachine):
             attempt=self._request_for.attempt,
             within=self._first[1] if self._first and self._first[0] == base else None,
         )
-        begun = self._participant.begin()
-        return [*begun, *self._participant.contribute(elements)]
+        return [*self._participant.begin(), *self._participant.contribute(elements)]
 
     def _of_the_round(self, event: Received) -> list[Effect]:
         if self._participant is None:

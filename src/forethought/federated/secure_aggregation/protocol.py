@@ -112,8 +112,7 @@ for _number, _kind in enumerate((*_KINDS, MaskRequest), start=32):
 
 def committed(run_id: bytes, client: int, own: bytes) -> bytes:
     """A client's commitment to its own mask: 32 bytes of SHA-256, which do not reveal the mask."""
-    head = b"forethought own mask\n" + run_id
-    return sha256(head + client.to_bytes(8, "big") + own).digest()
+    return sha256(b"forethought own mask\n" + run_id + client.to_bytes(8, "big") + own).digest()
 
 
 def no_part(round: int, base: int, attempt: int) -> MaskKeys:
