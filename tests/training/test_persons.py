@@ -231,6 +231,23 @@ def test_arrays_of_persons_go_the_same_way(way):
     assert ft.account(plan, records_per_person=6).epsilon.upper > found.statement.epsilon.upper
 
 
+def test_a_training_on_persons_that_was_broken_off_is_named():
+    data, _, _ = of()
+    plan = ft.plan(data=data, budget=ft.Budget(8.0, 1e-3), rounds=4, parameters=33)
+    net = model().model
+
+    def stop(event):
+        if event.round == 2:
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        ft.train(net, data, plan, seed=1, progress=stop)
+    (named,) = [
+        c for c in ft.train(net, data, plan).statement.caveats if c.code == "trained-before"
+    ]
+    assert "did not end" in named.detail
+
+
 def test_held_out_values_are_no_labels():
     data, split, _ = of(kind="values")
     plan = ft.plan(data=data, budget=ft.Budget(8.0, 1e-3), rounds=2, parameters=4)

@@ -451,6 +451,37 @@ def test_a_model_that_was_trained_before_is_named(tmp_path: Path) -> None:
     assert not before(train(nn.Linear(4, 2), data(), plan(2)))
 
 
+def test_a_part_of_a_model_that_was_trained_before_is_named() -> None:
+    body = nn.Linear(4, 2)
+    spent = at_most(train(body, data(), plan(3)).statement.epsilon.upper)
+    wrapped = nn.Sequential(nn.Identity(), body)
+    assert before(train(wrapped, data(), plan(2)))[0].count(spent) == 1
+    layer = nn.Linear(4, 4)
+    other = train(nn.Sequential(layer, nn.Linear(4, 2)), data(), plan(4)).statement
+    assert at_most(other.epsilon.upper) in before(train(layer, data(4), plan(2)))[0]
+    both = before(train(nn.Sequential(layer, body), data(), plan(2)))[0]
+    assert spent in both and at_most(other.epsilon.upper) in both
+    # Frozen layers keep what they learned; those that never were trained learned nothing.
+    still = nn.Linear(4, 4).requires_grad_(False)
+    train(nn.Sequential(still, nn.Linear(4, 2)), data(), plan(2))
+    assert not before(train(nn.Sequential(still, nn.Linear(4, 2)), data(), plan(2)))
+    assert before(
+        train(nn.Sequential(layer.requires_grad_(False), nn.Linear(4, 2)), data(), plan(2))
+    )
+
+
+def test_a_part_of_a_model_whose_training_was_broken_off_is_named() -> None:
+    layer = nn.Linear(4, 4)
+
+    def stop(event: Any) -> None:
+        if event.round == 2:
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        train(nn.Sequential(layer, nn.Linear(4, 2)), data(), plan(3), progress=stop)
+    assert "did not end" in before(train(nn.Sequential(layer, nn.Linear(4, 2)), data(), plan(2)))[0]
+
+
 def test_a_model_whose_training_was_broken_off_is_named() -> None:
     model = nn.Linear(4, 2)
 

@@ -535,8 +535,7 @@ class Number(Column):
         self, where: str, name: str, entries: pl.Series, absent: pl.Series, outside: Outside
     ) -> Features:
         numbers = as_numbers(where, name, entries, absent, self.decimal, outside.first)
-        scaled = self._scaled(name, numbers, outside)
-        return [np.where(np.isnan(numbers), np.float32(0), scaled)]
+        return [np.where(np.isnan(numbers), np.float32(0), self._scaled(name, numbers, outside))]
 
     def to_onnx(self, graph: OnnxNodes, name: str) -> Written:
         value = graph.input(name, np.float64, f"{self.describe()}; NaN: missing")

@@ -593,8 +593,7 @@ def with_entries(frame: pl.DataFrame) -> pl.DataFrame:
         elif kind in (pl.Categorical, pl.Enum):
             changed.append(pl.col(name).cast(pl.String))
         elif word is not None:
-            there = pl.col(name).is_not_null()
-            changed.append(pl.when(there).then(pl.lit(word)).alias(name))
+            changed.append(pl.when(pl.col(name).is_not_null()).then(pl.lit(word)).alias(name))
     return frame.with_columns(changed)
 
 

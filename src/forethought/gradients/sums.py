@@ -595,8 +595,7 @@ def bounds_of(
 
 def zeroed(values: Tensor, bad: Tensor) -> Tensor:
     """A copy with the rows in the mask ``bad`` set to zero (scaling by 0 turns inf into NaN)."""
-    mask = bad.view(-1, *(1,) * (values.dim() - 1))
-    return values.masked_fill(mask, 0)
+    return values.masked_fill(bad.view(-1, *(1,) * (values.dim() - 1)), 0)
 
 
 @dataclass

@@ -508,8 +508,7 @@ def _fleet(superlink: str, certificates: Path | None, node_key: Path | None) -> 
     ) as client:
         if node_key is None:
             client.RegisterNode(RegisterNodeFleetRequest(public_key=shown))
-        interval = _Fleet.heartbeat * 2
-        active = ActivateNodeRequest(public_key=shown, heartbeat_interval=interval)
+        active = ActivateNodeRequest(public_key=shown, heartbeat_interval=_Fleet.heartbeat * 2)
         node = Node(node_id=client.ActivateNode(active).node_id)
         try:
             yield _Fleet(client, node)

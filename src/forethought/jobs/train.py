@@ -337,8 +337,7 @@ def prepare(
     if max_epsilon is not None:
         if until is None:
             raise JobError("a largest epsilon goes with an accuracy to run until")
-        limit = real("max_epsilon", max_epsilon, above=0)
-        request = overridden(request, {"epsilon": limit})
+        request = overridden(request, {"epsilon": real("max_epsilon", max_epsilon, above=0)})
     if request.job.payer is not None and resume is None:
         request.job.payer.require()  # report an exhausted budget before the data are read
     loaded = load_job(request, data_dir)

@@ -291,8 +291,7 @@ class KnownHits:
         weights, mus = self.mixture
         above = float(weights @ dominating_pair.gaussian_delta_above(eps, mus)) * (1 + WEIGHTS)
         below = float(weights @ dominating_pair.gaussian_delta_below(eps, mus)) * (1 - WEIGHTS)
-        upper = min(1.0, above + self.hits.missing)
-        return Interval(below, upper)
+        return Interval(below, min(1.0, above + self.hits.missing))
 
     def epsilon(self, delta: float) -> Interval:
         """ε at δ in (0, 1); the upper end is ∞ if δ is at most the mass that was cut from q_E."""

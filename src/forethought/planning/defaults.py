@@ -232,8 +232,7 @@ def gradient_computations(plan: Plan) -> float:
     An inner algorithm computes one for each record in each of its passes. A function of the user's
     own counts as one pass, since its work is not known.
     """
-    passes = 1 if plan.local is None else plan.local.passes
-    return plan.epochs * plan.examples * passes
+    return plan.epochs * plan.examples * (1 if plan.local is None else plan.local.passes)
 
 
 # Step sizes of Adam and similar optimizers under noise: gradient descent's times their divisor.
@@ -655,8 +654,7 @@ def batch_for_epochs(examples: int, budget: Budget, epochs: float) -> int:
         Between 1 and ``examples``.
     """
     rate = budget_mu(budget) ** 2 / (_allowed_x(WASTE) * epochs)
-    rate = min(max(rate, BATCH / examples), epochs / FEWEST_ROUNDS)
-    return _batch(examples, rate)
+    return _batch(examples, min(max(rate, BATCH / examples), epochs / FEWEST_ROUNDS))
 
 
 def rounds_for_batch(examples: int, budget: Budget, batch: int) -> int:

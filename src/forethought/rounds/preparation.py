@@ -103,8 +103,7 @@ class Vectors(MappedRecords):
         if self._statistic == "classes":
             if targets.is_floating_point() or targets.dim() != 1:
                 raise ValueError("class counts need one whole number a record as its target")
-            known = torch.arange(asked.classes or 0)
-            return (targets.cpu().unsqueeze(1) == known).double()
+            return (targets.cpu().unsqueeze(1) == torch.arange(asked.classes or 0)).double()
         if self._statistic in ("means", "norms"):
             flat = features_of(inputs.flatten(1), asked.features or 0).squeeze(2)
             assert asked.reach is not None

@@ -1191,19 +1191,22 @@ NEIGHBOURS = 1000
 
 _objects: weakref.WeakKeyDictionary[torch.nn.Module, str] = weakref.WeakKeyDictionary()
 _weights: dict[bytes, str] = {}
-UNENDED: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
-"""Models into which a run has released rounds, and which it has not ended."""
+_unended: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
 
 
 def trained_before(model: torch.nn.Module, folder: Path | None) -> tuple[Caveat, ...]:
-    """The caveat for the Statement if the model, as it is, was trained before; else empty.
+    """The caveat for the Statement if the model, or a part of it, was trained before; else empty.
 
     Args:
         folder: the run folder that is about to be made; the folders beside it are read.
     """
-    weights = fingerprint(model.state_dict())
-    known = _objects.get(model) or _weights.get(weights)
-    if any(fingerprint(one.state_dict()) == weights for one in UNENDED):  # itself, or a copy
+    weights, parts = fingerprint(model.state_dict()), list(model.modules())
+    runs = dict.fromkeys(_objects[part] for part in parts if part in _objects)
+    # What became of a part may be the beginning of what became of the whole.
+    apart = [one for one in runs if not any(one in other for other in runs if one != other)]
+    known = "; and ".join(apart) or _weights.get(weights)
+    # Itself, a part, or a copy.
+    if any(one in parts or fingerprint(one.state_dict()) == weights for one in _unended):
         words = "in this process, by a run that did not end"
         known = words if known is None else f"{known}; then {words}"
     if known is None and folder is not None:
@@ -1211,12 +1214,26 @@ def trained_before(model: torch.nn.Module, folder: Path | None) -> tuple[Caveat,
     return () if known is None else (Caveat("trained-before", known),)
 
 
+def _trained(model: torch.nn.Module) -> set[torch.nn.Module]:
+    """The model, and the modules in it that hold trained weights, which other models may have."""
+    held = {one for one in model.modules() if any(p.requires_grad for p in one.parameters(False))}
+    return held | {model}
+
+
+def released_into(model: torch.nn.Module) -> None:
+    """Remember that a run has released rounds into the model; :func:`remember` ends it."""
+    if model not in _unended:
+        _unended.update(_trained(model))
+
+
 def remember(model: torch.nn.Module, statement: Statement) -> None:
-    """Remember in this process that a model was trained, by the object and its final weights."""
-    UNENDED.discard(model)
+    """Remember in this process that a model was trained, by its modules and its final weights."""
     earlier = (one.detail for one in statement.caveats if one.code == "trained-before")
     words = "; then ".join([*earlier, f"in this process, {_spent(statement)}"])
-    _objects[model] = _weights[fingerprint(model.state_dict())] = words
+    _weights[fingerprint(model.state_dict())] = words
+    for part in _trained(model):
+        _unended.discard(part)
+        _objects[part] = words
 
 
 def _spent(statement: Statement) -> str:

@@ -48,11 +48,11 @@ from forethought.rounds.records import MappedRecords, Records, TensorRecords, bl
 from forethought.training.execution import Execution, ShortForms, all_there, alone, settled
 from forethought.training.folder import (
     OF_TORCH,
-    UNENDED,
     RunFolder,
     fingerprint,
     identity,
     locked,
+    released_into,
     remember,
     trained_before,
 )
@@ -409,7 +409,7 @@ class _Rounds:
             with self.descent.ahead(total.round):
                 total.add(self.model, records)
             noised = total.release()
-        UNENDED.add(self.model)
+        released_into(self.model)
         size = self._step_size(self.done) if self.planned else None
         self._versions = {name: p._version for name, p in self.descent.parameters.items()}
         self.descent.step(noised, size)

@@ -48,7 +48,6 @@ from forethought.training.folder import (
     PLAN,
     RESERVATION,
     STATEMENT,
-    UNENDED,
     Checkpoint,
     Checkpointer,
     CheckpointError,
@@ -60,6 +59,7 @@ from forethought.training.folder import (
     identity,
     locked,
     path_of,
+    released_into,
     remember,
     replace_file,
     trained_before,
@@ -835,7 +835,7 @@ def _rounds(loop: Loop, checkpointer: Checkpointer | None, task: Task) -> None:
     total, every, team = loop.plan.rounds, task.execution.checkpoint_every, task.team
     with loop.private, InterruptGuard() as guard:
         for done in loop.rounds():
-            UNENDED.add(task.model)
+            released_into(task.model)
             if task.progress is not None and team.leads:
                 task.progress(event(done, total, loop.history))
             if done == total:

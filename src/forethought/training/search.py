@@ -884,8 +884,7 @@ def _run(
         if folder is not None:
             replace_file(folder.path / PAID, text.encode())
             (folder.path / RESERVATION).unlink(missing_ok=True)
-        more = Caveat("in-the-book", words)
-        statement = replace(statement, caveats=(*statement.caveats, more))
+        statement = replace(statement, caveats=(*statement.caveats, Caveat("in-the-book", words)))
     result = replace(result, statement=statement)
     return result if folder is None else _finish(folder, state, result)
 
