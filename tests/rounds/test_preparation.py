@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +25,7 @@ from forethought.jobs.train import prepare as prepare_job
 from forethought.jobs.train import run as run_job
 from forethought.planning.defaults import PREPARATION, budget_mu
 from forethought.rounds.contributions import unclipped
-from forethought.rounds.preparation import Vectors, moments
+from forethought.rounds.preparation import Prepared, Vectors, moments
 from forethought.rounds.randomness import Seeds
 from forethought.rounds.records import TensorRecords
 from forethought.values.mechanism import FullBatch, Mechanism, Poisson, Rounds
@@ -220,6 +221,25 @@ def test_what_was_not_paid_for_is_refused() -> None:
         ft.prepare(plan, (inputs[:-1], targets[:-1]))
     with pytest.raises(ValueError, match="dimension 1"):
         ft.prepare(plan, (inputs[:, :2], targets))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"scale": [1.0, 1.0, 1.0, 1.0]}, "one number for"),
+        ({"scale": [1.0] * 4, "shift": [0.0] * 4}, "one number for"),
+        ({"scale": [1.0, "1", 1.0]}, "a number, not"),
+        ({"scale": [1.0, 0.0, 1.0]}, "above 0"),
+        ({"shift": "abc"}, "shift"),
+    ],
+)
+def test_edited_constants_are_refused_before_training(change: dict[str, Any], words: str) -> None:
+    (inputs, targets), preparation = data(), asked("moments")
+    values = json.loads(ft.prepare(plan_of(preparation), (inputs, targets)).to_json())
+    assert Prepared.from_json(json.dumps(values))
+    values["constants"] |= change
+    with pytest.raises((TypeError, ValueError), match=words):
+        Prepared.from_json(json.dumps(values))
 
 
 def test_a_seeded_preparation_leaves_no_guarantee() -> None:

@@ -343,8 +343,7 @@ class PrivateSVC(_PrivateLinearClassifier):
 
     def _loss(self, problem: Problem) -> Loss:
         def of_margins(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-            margins = outputs[:, 1:] - outputs[:, :1]
-            return loss_and_slope(problem).loss(margins, targets)[:, 0]
+            return loss_and_slope(problem).loss(outputs[:, 1:] - outputs[:, :1], targets)[:, 0]
 
         return of_margins
 

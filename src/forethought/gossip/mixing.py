@@ -238,8 +238,7 @@ class Mixing:
         """
         size = self.graph.size
         if self.kind == "matchings":
-            gap = spectrum.algebraic_connectivity(self.graph)
-            return max(0.0, 1 - gap / (2 * self.period))
+            return max(0.0, 1 - spectrum.algebraic_connectivity(self.graph) / (2 * self.period))
         if self.kind == "exponential":
             left = spectrum.exponential_factors(size, self.period).max()
             return float(left ** (2 / self.period)) if left > _ZERO else 0.0

@@ -76,8 +76,7 @@ def worker_statement(
     plan, count = gossip.plan(worker), gossip.updates(worker)
     plan = plan.remade(mechanism=plan.mechanism.first(count))
     if transcript is not None:
-        count = len(transcript)
-        transcript.require(plan.mechanism.first(count))
+        transcript.require(plan.mechanism.first(len(transcript)))
     accountant: dict[str, Any] | None = None
     if view == "network":
         gains = [[*pair] for pair in network_gains(gossip, worker, observers, count)]

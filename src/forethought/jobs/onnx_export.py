@@ -282,8 +282,7 @@ def _answers(graph: OnnxGraph, predictor: Predictor, refused: str | None) -> lis
             value = graph.add("Mul", value, graph.constant(high / 2 - low / 2))
             value = graph.add("Add", value, graph.constant(low / 2 + high / 2))
             value = graph.add("Clip", value, graph.constant(low), graph.constant(high))
-        value = marked(value, np.nan, np.float64, False)
-        return [named(value, "prediction", TensorProto.DOUBLE)]
+        return [named(marked(value, np.nan, np.float64, False), "prediction", TensorProto.DOUBLE)]
     rule = card.decisions or Decisions()
     if rule.shift:
         outputs = graph.add("Add", outputs, graph.constant(rule.shift, np.float32))

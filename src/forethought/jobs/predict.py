@@ -197,8 +197,7 @@ class Predictor:
             return values.astype(np.float64) if encoder is None else encoder.restored(values)
         if self.card.multilabel:
             return (outputs > 0).astype(np.int64)
-        chosen: NDArray[Any] = np.array(self.classes)[self._decisions.chosen(outputs)]
-        return chosen
+        return np.array(self.classes)[self._decisions.chosen(outputs)]
 
     def _inputs(self, records: object) -> NDArray[np.float32]:
         if isinstance(records, str | Path):

@@ -424,8 +424,7 @@ def _standardised(
     if options["test"] is not None:
         options["test"] = (apply(options["test"][0]), options["test"][1])
     if isinstance(data, PersonRows):
-        rows = Split(np.asarray(apply(data.rows.inputs)), data.rows.targets)
-        return replace(data, rows=rows)
+        return replace(data, rows=Split(np.asarray(apply(data.rows.inputs)), data.rows.targets))
     return apply(data[0]), data[1]
 
 

@@ -14,6 +14,7 @@ from forethought.rounds.contributions import STATISTIC, unclipped
 from forethought.rounds.private_sum import PrivateRounds
 from forethought.rounds.randomness import Secrets, Seeds
 from forethought.rounds.records import MappedRecords, Records, as_records, require_size
+from forethought.values.checks import reals, settle
 from forethought.values.mechanism import FullBatch, Mechanism, Rounds
 from forethought.values.plan import (
     LIKELY,
@@ -155,6 +156,11 @@ class InputConstants:
     shares: tuple[float, ...] = ()
     ranges: tuple[Range, ...] = ()
     LATER: ClassVar[tuple[str, ...]] = ("ranges",)
+
+    def __post_init__(self) -> None:
+        settle(self, shift=reals("shift", self.shift), scale=reals("scale", self.scale, above=0))
+        if len(self.shift) != len(self.scale):
+            raise ValueError("shift and scale must have one number for each feature")
 
     def apply(self, inputs: Any) -> Tensor:
         """Prepared inputs, in their own precision; dimension 1 holds the features or channels."""
@@ -348,6 +354,8 @@ class Prepared(Stored):
         found = {name: tuple(one) if isinstance(one, list) else one for name, one in given}
         found["ranges"] = tuple(map(tuple, found.get("ranges", ())))
         asked, constants = build(Preparation, values["preparation"]), build(InputConstants, found)
+        if constants.shift and len(constants.shift) != asked.features:
+            raise ValueError(f"shift and scale must have one number for each of {asked.features}")
         transcript = Transcript.from_values(values["transcript"])
         return cls(asked, values["examples"], constants, values["seeded"], transcript)
 
