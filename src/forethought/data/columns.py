@@ -671,8 +671,7 @@ class Category(Column):
         return _or_missing(words, seen, "category"), "categories found in the file"
 
     def describe(self) -> str:
-        words = ", ".join(self.words)
-        return f"one of {words}" + (", or another word" if self.other else "")
+        return f"one of {', '.join(self.words)}" + (", or another word" if self.other else "")
 
     def __post_init__(self) -> None:
         spelled = written(pl.Series(self.words, dtype=pl.String))

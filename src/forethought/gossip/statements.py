@@ -76,7 +76,8 @@ def worker_statement(
     plan, count = gossip.plan(worker), gossip.updates(worker)
     plan = plan.remade(mechanism=plan.mechanism.first(count))
     if transcript is not None:
-        transcript.require(plan.mechanism.first(len(transcript)))
+        count = len(transcript)
+        transcript.require(plan.mechanism.first(count))
     accountant: dict[str, Any] | None = None
     if view == "network":
         gains = [[*pair] for pair in network_gains(gossip, worker, observers, count)]

@@ -375,8 +375,8 @@ class PlanRequest(Keywords):
         if isinstance(request, cls):
             return request.with_(**keywords)
         if request is not None:
-            told = f"takes its values by keyword, not {type(request).__name__}"
-            raise TypeError(f"forethought.plan {told}: examples=…, or data=…")
+            told = "give values by keyword, such as examples=… or data=…"
+            raise TypeError(f"{type(request).__name__} is no PlanRequest: {told}")
         given = opened(keywords)
         if "filter" in given:
             raise PlanError(NO_FILTER)
