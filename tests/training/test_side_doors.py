@@ -183,7 +183,7 @@ def test_a_run_that_is_under_way_names_its_process(tmp_path: Path) -> None:
     assert seen == [os.getpid()] and UnfinishedRun.load(out).process is None
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
-    for left in (str(gone.pid), "", "0", "no number"):
+    for left in (str(gone.pid), "", "0", "9" * 30, "no number"):
         (out / ".lock").write_text(left)
         assert UnfinishedRun.load(out).process is None, left
     shutil.rmtree(out / "checkpoint")

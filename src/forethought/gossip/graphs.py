@@ -104,7 +104,8 @@ class Graph:
 
     def distances(self, worker: int) -> tuple[int, ...]:
         """Fewest edges from ``worker`` to each worker."""
-        return tuple(self._distances(worker)[other] for other in range(self.size))
+        found = self._distances(worker)
+        return tuple(found[other] for other in range(self.size))
 
     def _distances(self, worker: int) -> dict[int, int]:
         """Distances from ``worker`` to the workers that can be reached."""

@@ -430,8 +430,7 @@ def _require_policy(text: str, statement: Statement) -> None:
 def _texts_of(found: Path, statement: Statement) -> dict[str, str]:
     """The possible evidence beside a statement, as file name → text."""
     named = () if statement.evidence is None else statement.evidence.files
-    names = dict.fromkeys((*named, *OF_RUN, *OF_HOLDERS))
-    paths = [found.with_name(name) for name in names]
+    paths = map(found.with_name, dict.fromkeys((*named, *OF_RUN, *OF_HOLDERS)))
     return {path.name: read_outside(path) for path in paths if _there(path)}
 
 

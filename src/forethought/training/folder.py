@@ -394,7 +394,7 @@ def locked(folder: Path | None) -> Iterator[None]:
 
 def _training_in(folder: Path) -> int | None:
     # Taking the lock for a moment could turn away a run that begins in that moment.
-    with contextlib.suppress(OSError, ValueError):
+    with contextlib.suppress(OSError, ValueError, OverflowError):
         process = int((folder / LOCK).read_text())
         if fcntl is not None and process > 0:
             os.kill(process, 0)  # raises where there is no such process
