@@ -6,6 +6,7 @@ import gc
 import os
 import sys
 import time
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -99,6 +100,21 @@ def pytest_runtest_setup() -> None:
     """Leave out what begins when the time of .ci/run is over; the summary says how much it was."""
     if time.time() > float(os.environ.get("CI_END", "inf")):
         pytest.skip("the time of .ci/run is over")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of a thinned test the first case is quick, and about a third of the others; the rest is slow.
+
+    A case is chosen by its name: of every third one in order, some argument would have one value.
+    """
+    begun = set()
+    for item in items:
+        if item.get_closest_marker("thinned") is not None:
+            function = item.nodeid.partition("[")[0]
+            if function in begun and zlib.crc32(item.nodeid.encode()) % 3:
+                item.add_marker(pytest.mark.slow)
+            begun.add(function)
 
 
 SLOW = pytest.StashKey[int]()

@@ -136,6 +136,7 @@ def test_account_from_flags_agrees_with_python(forethought: Command) -> None:
     assert json.loads(out)["epsilon"]["upper"] == ft.epsilon(mechanism, 1e-5).upper
 
 
+@pytest.mark.slow
 def test_plan_can_be_saved_explained_drawn_and_accounted(forethought: Command) -> None:
     status, out, _ = forethought(
         *[
@@ -161,6 +162,7 @@ def test_plan_can_be_saved_explained_drawn_and_accounted(forethought: Command) -
     assert forethought("account", "plan.json")[0] == 0
 
 
+@pytest.mark.slow
 def test_group_and_delta_can_be_asked_of_a_finished_run(forethought: Command, job: Path) -> None:
     forethought("train", job, "--out", "run", "--quiet")
     one = json.loads(forethought("account", "run", "--json")[1])
@@ -329,6 +331,7 @@ def test_import_and_help_load_neither_torch_nor_tables() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+@pytest.mark.slow
 def test_a_plan_is_rehearsed_weighed_and_taken_from_a_utility_graph(
     forethought: Command, job: Path
 ) -> None:

@@ -194,3 +194,28 @@ def test_no_modules_import_each_other_in_a_circle(
         (planted / f"{name}.py").write_text(text, encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
     assert set(circle("looped")) == {"looped.one", "looped.two"}
+
+
+def test_of_a_thinned_test_a_third_of_the_cases_is_quick(request: pytest.FixtureRequest) -> None:
+    found = [
+        plugin.pytest_collection_modifyitems
+        for plugin in request.config.pluginmanager.get_plugins()
+        if str(getattr(plugin, "__file__", "")) == str(Path(__file__).with_name("conftest.py"))
+    ]
+    marked: list[str] = []
+
+    class Case:
+        def __init__(self, nodeid: str, marks: tuple[str, ...]) -> None:
+            self.nodeid, self.marks = nodeid, marks
+
+        def get_closest_marker(self, name: str) -> object:
+            return name if name in self.marks else None
+
+        def add_marker(self, mark: pytest.MarkDecorator) -> None:
+            marked.append(f"{self.nodeid} {mark.name}")
+
+    cases = [Case(f"test_a.py::test_many[{k}]", ("thinned",)) for k in range(300)]
+    alone, plain = Case("test_a.py::test_one", ("thinned",)), Case("test_b.py::test_b[1]", ())
+    found[0]([*cases, alone, plain])
+    assert 170 < len(marked) < 230 and all(one.endswith(" slow") for one in marked)
+    assert not any("[0]" in one or "test_one" in one or "test_b" in one for one in marked)

@@ -107,6 +107,7 @@ def test_an_unsupported_combination_is_refused():
         noise_multiplier(Budget(1, 1e-5), Shuffled(10, 100), 10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("off", [0.3, 1.0, 5.0, float("nan")])
 def test_a_bad_estimate_costs_time_and_nothing_else(off, monkeypatch):
     monkeypatch.setattr(exact, "estimate", lambda *_: off * next(noise))

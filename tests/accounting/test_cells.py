@@ -148,6 +148,7 @@ def test_no_cell_certifies_less_than_an_attack_on_drawn_batches(cell: tuple[str,
     assert not refuted(*cell, 2)
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("kind", SAMPLINGS)
 def test_batches_follow_what_a_sampling_says_of_them(kind: str) -> None:
     """One false alarm in 10⁷ for each of its facts."""

@@ -21,6 +21,7 @@ def test_half_lines_are_asked_where_told_is_sharp_but_large():
     assert 0.1395 < found.lower <= found.upper < 0.1397
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("seed", range(6))
 @np.errstate(all="ignore")
 def test_no_theorem_proves_less_than_is_stated(seed):

@@ -340,6 +340,7 @@ def _of_large_epsilon(number: int) -> tuple[Mechanism, float]:
     return mechanism, 10.0 ** -int(draw.integers(5, 200))
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize(
     ("mechanism", "wanted"),
     [
@@ -355,6 +356,7 @@ def test_delta_undoes_an_epsilon_whose_power_of_e_is_no_number(mechanism, wanted
     assert above.upper >= wanted * (1 - 1e-9)
 
 
+@pytest.mark.slow
 def test_bounds_at_an_epsilon_in_the_hundred_thousands_do_not_cross():
     few, sampling = Rounds(0.0174, 10, Poisson(0.9999)), WithoutReplacement(1, 3)
     mechanism = Mechanism(few, Rounds(0.1133, 1000, sampling, "group"), adjacency="replace-one")

@@ -100,6 +100,7 @@ def _profile(mechanism, level, group):
     return max(more - grown * tail(z), tail(-y) - grown * less)
 
 
+@pytest.mark.slow
 def test_single_rounds_hold_without_any_slack():
     checked = 0
     with mp.workdps(60):

@@ -80,6 +80,7 @@ def printed(statement) -> list[str]:
     ]
 
 
+@pytest.mark.slow
 def test_every_page_rounds_bounds_to_their_safe_side():
     # ε and rates with digits that are rounded down by custom, as 1.31918 and 5.54 % once were.
     rng = np.random.default_rng(8)

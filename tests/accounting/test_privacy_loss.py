@@ -201,6 +201,7 @@ def curves_miss(mechanism: Mechanism, group: int = 1) -> bool:
     return False
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("name", CURVES)
 def test_curves_hold_at_every_real_epsilon(name):
     assert not curves_miss(*CURVES[name])

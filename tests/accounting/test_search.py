@@ -32,6 +32,7 @@ def truth(epsilon: float) -> float:
     return (low + high) / 2
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("cut", [2.5, 3.5, 4.5])
 @pytest.mark.parametrize("epsilon", [0.3, 1.0, 2.5])
 def test_cut_off_losses_count_as_disclosed(cut, epsilon):

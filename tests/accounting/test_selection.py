@@ -45,6 +45,7 @@ def best_distribution(trials, p):
     return np.diff(np.append(0.0, reached))
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("trials", TRIALS, ids=str)
 def test_the_bound_holds_for_the_exact_best_of_k(trials):
     random = np.random.default_rng(5)
@@ -167,6 +168,7 @@ ENDS += [NegativeBinomialTrials.of_mean(mean, 1.0) for mean in (1.003, 1.5, 4.0,
 ENDS += [NegativeBinomialTrials.of_mean(mean, -0.5) for mean in (1.003, 4.0, 30.0)]
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("trials", ENDS, ids=str)
 @pytest.mark.parametrize("sigma", [0.5, 3.0])
 def test_no_mean_and_no_ranking_costs_more_than_is_claimed(trials, sigma):

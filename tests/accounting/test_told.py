@@ -133,6 +133,7 @@ def test_every_beginning_of_a_shuffled_epoch(adjacency: str) -> None:
         assert delta(begun, level).upper == pytest.approx(delta(drawn, level).upper, rel=1e-3)
 
 
+@pytest.mark.slow
 def test_two_rounds_of_four_by_an_integral_over_the_plane() -> None:
     # Batches of one: the record is first, second or not yet seen; another takes its place.
     sigma = 1.1
@@ -192,6 +193,7 @@ def test_no_hits_missed_is_a_gaussian() -> None:
             )
 
 
+@pytest.mark.slow
 def test_intervals_are_narrow_and_curves_hold() -> None:
     part = Rounds(2.0, 300, WithoutReplacement(20, 1000))
     mechanism = Mechanism(part, Rounds(5.0, 40, Poisson(0.1)), adjacency="zero-out")

@@ -73,6 +73,7 @@ def _line(pair: Pair, tilt: float, frequencies, *, swapped: bool = False, log_er
     return line
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("name", PAIRS)
 @pytest.mark.parametrize("swapped", [False, True])
 def test_the_line_is_within_its_doubt_of_many_digits(name, swapped):

@@ -50,6 +50,7 @@ def plant(fault: Fault) -> audits.Outcome:
     return audits.outcome(fault.name, fault.plant(), job, None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", QUICKLY)
 def test_a_planted_fault_is_caught(name: str) -> None:
     (fault,) = (fault for fault in FAULTS if fault.name == name)
@@ -309,6 +310,7 @@ class _Joined(torch.nn.Module):
         return found
 
 
+@pytest.mark.slow
 def test_records_of_several_inputs_are_audited() -> None:
     plan = Plan(ft.Mechanism(ft.Rounds(1.0, 2, ft.Poisson(0.2))), 40, 1e-5)
     found = ft.audit(plan, _Joined(), _TwoInputs(), level=SMALL)

@@ -69,6 +69,7 @@ def refuting(found: list[Finding]) -> list[str]:
 LONGER = (pytest.mark.slow, pytest.mark.repeated)
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("size", [QUICKER, pytest.param(QUICK, marks=LONGER)])
 @pytest.mark.parametrize("name", SOUND)
 def test_sound_runs_pass_the_dry_run_and_the_noise(name: str, size: CheckSizes) -> None:

@@ -75,6 +75,7 @@ def test_pairs_of_real_draws_become_uniform() -> None:
     assert flat(exact.uniform_pairs(both, 30, sizes, source))
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("name", ["uniform_p", "normal_p", "kolmogorov_smirnov_p", "spread_p"])
 def test_p_values_of_sound_numbers_are_not_too_small(name: str) -> None:
     source = np.random.default_rng(4)

@@ -152,6 +152,7 @@ def run(job: Job) -> Replay:
     return found
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("name", JOBS)
 def test_sound_runs_agree_with_the_reference(name: str) -> None:
     found = run(JOBS[name])
@@ -403,6 +404,7 @@ TWENTY: tuple[Fault, ...] = (
 )
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("fault", TWENTY, ids=lambda fault: fault[0])
 def test_a_planted_fault_is_refuted(fault: Fault) -> None:
     _, plant, name = fault
@@ -568,6 +570,7 @@ def linear_records_loose() -> Planted:
     return replaced((contributions, "linear_sums", broken))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("train", "rounds", "fault"),
     [

@@ -183,6 +183,7 @@ def test_frames_with_types_of_their_own_are_read_alike():
 finite = st.floats(-1e300, 1e300)
 
 
+@pytest.mark.slow
 @given(st.data())
 def test_no_record_exceeds_the_bound(data):
     """Whatever stands in the row, its features have at most the declared norm."""

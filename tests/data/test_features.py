@@ -56,6 +56,7 @@ def test_each_example_is_transformed_by_itself(images):
         )
 
 
+@pytest.mark.slow
 def test_decorrelation_reads_no_data_and_flattens_the_spectrum():
     mean, matrix = decorrelation(16, 16, 2, 8, 27)
     decorrelation.cache_clear()

@@ -88,6 +88,7 @@ def test_paths_are_looked_up_in_the_folder_then_here(tmp_path: Path, monkeypatch
         load("csv:", label="y")
 
 
+@pytest.mark.slow
 @given(st.from_regex(r"(\s|0|1|\.|-| 00:00:00|2020-01-02|true|FALSE|a|\x1f){,6}", fullmatch=True))
 def test_one_word_is_spelled_as_a_column_of_it(text: str) -> None:
     assert spelled(text) == written(pl.Series([text]))[0]

@@ -24,6 +24,7 @@ def table(path: Path, rows: int, columns: int = 2) -> Path:
     return path
 
 
+@pytest.mark.thinned
 @pytest.mark.filterwarnings("ignore:.*words that are not declared")
 @pytest.mark.parametrize("size", [1, 7, 100, 4096])
 @pytest.mark.parametrize("ends", ["\n", "\r\n", "\r"])

@@ -147,6 +147,7 @@ def _pooled(pixels: NDArray[np.float64], filters: NDArray[np.float64]) -> NDArra
     return pooled
 
 
+@pytest.mark.slow
 @given(st.integers(0, 2**32 - 1), st.sampled_from([1, 3]), st.sampled_from([12, 17, 32]))
 def test_sums_are_exact_whatever_the_image(seed, channels, side):
     """The same sums in double precision, and in another order, from the harshest images."""

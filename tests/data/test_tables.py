@@ -177,6 +177,7 @@ def test_compressed(write, tmp_path: Path):
     assert both(load("csv:t.csv.gz", label="outcome", holdout=0.4))[0].shape == (5, 5)
 
 
+@pytest.mark.slow
 def test_original_files(real_data: Path):
     iris = load("csv:uci/iris.data", folder=real_data, label="-1")
     assert (len(iris.train) + len(iris.test), iris.classes) == (150, 3)

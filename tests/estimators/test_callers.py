@@ -89,6 +89,7 @@ SEARCHES = {
 }
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("search", SEARCHES)
 def test_a_search_warns_once_and_names_the_private_one(search: str, table: Table) -> None:
     from joblib import parallel_backend
@@ -210,6 +211,7 @@ def test_masked_entries_are_refused(place: int, table: Table) -> None:
         private(l2=0.1).fit(*given)
 
 
+@pytest.mark.slow
 def test_searches_over_clones_of_one_estimator_warn_once(table: Table) -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -226,6 +228,7 @@ def test_no_warning_without_a_search(alone: Any, table: Table) -> None:
         cross_val_score(private(), *table, cv=2)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::forethought.estimators.SelectionNotCoveredWarning")
 def test_the_statement_of_a_chosen_model_says_so(table: Table) -> None:
     search = GridSearchCV(private(), GRID, cv=2).fit(*table)
@@ -235,6 +238,7 @@ def test_the_statement_of_a_chosen_model_says_so(table: Table) -> None:
     assert CHOSEN not in codes(private().fit(*table))
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize(
     ("step", "named"),
     [
@@ -346,6 +350,7 @@ class OwnUnion(FeatureUnion):
         return self
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*Early stopping")
 def test_an_estimator_that_may_change_the_records_is_named(table: Table) -> None:
     """It may, and need not: the words say perhaps."""

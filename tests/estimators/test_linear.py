@@ -284,6 +284,7 @@ def test_sparse_rows_are_the_same_rows(form: Any) -> None:
     assert np.allclose(dense.predict_proba(X), thin.predict_proba(form(X)))
 
 
+@pytest.mark.slow
 def test_a_pipeline_reads_as_in_scikit_learns_documentation() -> None:
     X = 50 + 10 * rows(2000)
     y = labels((X - 50) / 10, 2)

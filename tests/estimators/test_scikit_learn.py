@@ -48,6 +48,7 @@ SLOW = [
 ]
 
 
+@pytest.mark.thinned
 @parametrize_with_checks(LINEAR)
 def test_linear_estimators_are_scikit_learns(estimator: BaseEstimator, check: Any) -> None:
     check(estimator)

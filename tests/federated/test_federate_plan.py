@@ -97,6 +97,7 @@ def test_times_count_messages_by_their_real_size() -> None:
     assert megabytes(whole, 24) == pytest.approx(24 * 8, rel=0.01)
 
 
+@pytest.mark.slow
 def test_long_runs_are_scaled_up_from_their_beginning() -> None:
     plan = ft.plan(examples=600, budget=BUDGET, batch=50, rounds=20_000, parameters=100)
     whole = replace(federation(), plans=(plan,), rounds=20_000)

@@ -65,6 +65,7 @@ def module(monkeypatch: pytest.MonkeyPatch, rule: Any) -> str:
     return "own_sizes:rule"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6))
 def test_whatever_a_rule_chooses_the_budget_is_kept(
     seed: int, monkeypatch: pytest.MonkeyPatch

@@ -218,6 +218,7 @@ def test_bugs_that_a_liar_finds_are_caught(name: str) -> None:
     assert re.search(words, found), found
 
 
+@pytest.mark.slow
 def test_nothing_is_violated_beside_a_liar() -> None:
     tally = run_trials(0, 100, liar=True)
     assert tally.lies > 3000 and tally.accepted > 1500

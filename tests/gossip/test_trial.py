@@ -20,6 +20,7 @@ from trials.gossip import CALM, Faults, Trial, run_trials
 SEEDS = 50
 
 
+@pytest.mark.slow
 def test_nothing_is_violated_under_faults() -> None:
     tally = run_trials(0, SEEDS)
     # The faults do happen, and work is done in spite of them: else this would say nothing.

@@ -89,6 +89,7 @@ def differing(layer: str, loss: str, dtype: torch.dtype, used: Blocks) -> int:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layer", ["Sigmoid", "ELU", "SELU", "CELU"])
 def test_no_bit_differs_in_short_blocks(layer: str) -> None:
     assert differing(layer, "absolute", torch.float64, SIZES[2]) == 0

@@ -230,6 +230,7 @@ def test_a_loss_that_mixes_is_never_run_on_the_batch() -> None:
     assert seen == [(1, 3)]
 
 
+@pytest.mark.slow
 def test_a_loss_that_keeps_what_it_saw_is_left_to_the_general_way() -> None:
     model, (inputs, targets) = nn.Linear(5, 3), data(5)
     kept: list[Tensor] = []

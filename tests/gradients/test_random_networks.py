@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -80,6 +81,7 @@ def loss(outputs: Tensor, targets: Tensor) -> Tensor:
     return (outputs.flatten(1) - targets.unsqueeze(1)).square().mean(1)
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.sampled_from(KINDS), min_size=1, max_size=5),
     st.lists(st.integers(0, 4), max_size=3),

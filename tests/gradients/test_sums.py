@@ -181,6 +181,7 @@ def test_norms_are_upper_bounds_and_not_much_more(name: str, scale: float) -> No
             assert float(norm) <= most + 1e-14 * max(1.0, scale**0.5)
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("length", [1, 2, 7, 64, None])
 @pytest.mark.parametrize("name", TERMS)
 def test_a_sum_is_as_exact_as_it_says(name: str, length: int | None) -> None:
@@ -196,6 +197,7 @@ def test_a_sum_is_as_exact_as_it_says(name: str, length: int | None) -> None:
         assert term.summed(factors, length).dtype == torch.float64
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("rule", ["flat", "automatic", "per-layer"])
 @pytest.mark.parametrize("name", TERMS)
 def test_contributions_stay_within_the_clipping_norm(
@@ -312,6 +314,7 @@ def drift(kind: str, parts: int, clip_norm: float, count: int = 56_400) -> float
     return off / clip_norm
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("parts", [1, 57, 600])
 @pytest.mark.parametrize("clip_norm", [0.05, 10.0])  # clipped, and as they are
 @pytest.mark.parametrize("kind", CRAFTED)

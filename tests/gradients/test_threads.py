@@ -99,6 +99,7 @@ def at_once(work: Callable[[int], Any], count: int) -> list[Any]:
         return list(pool.map(one, range(count)))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Everything goes one", "ignore:Converting a tensor")
 def test_eight_threads_compute_what_each_would_alone() -> None:
     replaced = torch.autograd.Function.__dict__["apply"]
@@ -114,6 +115,7 @@ def test_eight_threads_compute_what_each_would_alone() -> None:
     assert not boundary.hooks_in_force()
 
 
+@pytest.mark.slow
 def test_runs_in_threads_are_those_that_each_would_be_alone() -> None:
     """As of several clients in one process: sampling, dropout, noise and all."""
 

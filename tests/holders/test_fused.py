@@ -323,6 +323,7 @@ def test_clients_that_are_away_and_groups_are_refused() -> None:
         require_fusible(federation(plans=(groups,) * len(SIZES)), TIMES)
 
 
+@pytest.mark.slow
 def test_no_client_has_a_statement_and_the_results_say_what_they_are(tmp_path: Path) -> None:
     out = tmp_path / "run"
     found, _ = run(federation(noise=1.0), seeds=None, out=out, test=shares()[1])

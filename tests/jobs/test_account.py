@@ -312,6 +312,7 @@ def test_what_a_client_allowed_and_with_whom_must_fit_what_it_states(
         verified(copy)
 
 
+@pytest.mark.thinned
 def test_a_run_folder_verifies_with_its_plan(folder: Path) -> None:
     found = verified(folder)
     assert {"plan", "clip_norm", "examples", "epsilon", "attack"} <= set(found.checked)
@@ -1102,6 +1103,7 @@ def test_what_takes_too_long_is_not_verified(honest: Path, tmp_path: Path) -> No
     assert verified(honest).checked  # and nothing is left behind of the first
 
 
+@pytest.mark.slow
 def test_verifying_needs_no_torch_and_writes_nothing(honest: Path, tmp_path: Path) -> None:
     folder = beside(honest, tmp_path / "run")
     before = sorted((path.name, path.stat().st_mtime_ns) for path in folder.iterdir())

@@ -70,6 +70,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_it_bends_where_a_linear_model_cannot(trained: Path) -> None:
     results = json.loads((trained / "run" / "results.json").read_text())
     assert results["figures"]["accuracy"]["low"] > results["baseline"]["accuracy"]
@@ -98,6 +99,7 @@ def test_reasons_beside_predictions_are_the_answer(trained: Path) -> None:
     assert start == pytest.approx(reasons["why_intercept"][0], abs=1e-5)  # both are rounded
 
 
+@pytest.mark.slow
 def test_its_file_answers_alike(trained: Path) -> None:
     predictor = ft.load(trained / "run")
     write_onnx(predictor, trained / "model.onnx")  # compares on made-up rows before it writes
@@ -133,6 +135,7 @@ def test_the_report_draws_every_column_and_the_statement_verifies(trained: Path)
     assert abs(middle["age"][0]) < 1e-6 < abs(reasons["age"][0])
 
 
+@pytest.mark.slow
 def test_words_that_were_found_in_the_data_are_not_shown(tmp_path: Path) -> None:
     path = job(tmp_path, rows=300)
     text = path.read_text().replace("rounds = 60", "rounds = 2")
@@ -150,6 +153,7 @@ def test_words_that_were_found_in_the_data_are_not_shown(tmp_path: Path) -> None
         assert ("word 1" in page) == (measured == "true")
 
 
+@pytest.mark.slow
 def test_of_several_classes_the_one_that_is_explained_is_named(tmp_path: Path) -> None:
     path = job(tmp_path, rows=400)
     text = path.read_text().replace("rounds = 60", "rounds = 5").replace('"died"', '"ward"')
@@ -223,6 +227,7 @@ def test_undeclared_columns_have_no_curves(tmp_path: Path) -> None:
         load_job(from_file(path))
 
 
+@pytest.mark.slow
 def test_a_number_is_predicted_in_its_units_and_within_its_range(tmp_path: Path) -> None:
     path = job(tmp_path, target="stay")
     output = run("train", path, "--out", tmp_path / "run")
@@ -237,6 +242,7 @@ def test_a_number_is_predicted_in_its_units_and_within_its_range(tmp_path: Path)
     assert "in units of stay" in (tmp_path / "run" / "report.html").read_text()
 
 
+@pytest.mark.slow
 def test_reasons_are_refused_where_columns_do_not_add(trained: Path, tmp_path: Path) -> None:
     run("train", job(tmp_path, '[model]\nname = "mlp"\n'), "--out", tmp_path / "run", "--quiet")
     with pytest.raises(JobError, match="why"):

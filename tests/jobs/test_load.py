@@ -91,6 +91,7 @@ def test_a_data_set_handed_to_train_brings_its_caveats_and_its_test_part(
     assert named(list(tuned.statement.not_covered)) == set(READ)
 
 
+@pytest.mark.slow
 def test_what_the_job_declares_is_not_named_as_read(job: Path, tmp_path: Path) -> None:
     declared = "[data]\nclasses = [-1, 1]\nfeatures = 2\n"
     job.write_text(job.read_text().replace("[data]\n", declared))

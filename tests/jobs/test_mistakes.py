@@ -137,6 +137,7 @@ def test_python_is_told_the_same() -> None:
             ft.plan(examples=1000, budget=budget, **options)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_a_saved_plan_is_run_on_a_job(forethought: Callable[..., Outcome]) -> None:
     Path("job.toml").write_text(JOB)
     assert forethought("plan", "job.toml", "--rounds", 3, "--save", "p.json", "-q")[0] == 0
@@ -148,6 +149,7 @@ def test_a_saved_plan_is_run_on_a_job(forethought: Callable[..., Outcome]) -> No
     one_line(forethought("train", "job.toml", "--plan", "other.json"), "500 records", "1443")
 
 
+@pytest.mark.slow
 def test_a_model_of_ones_own_lies_next_to_its_job(forethought: Callable[..., Outcome]) -> None:
     Path("mine").mkdir()
     Path("mine/its_model.py").write_text(
@@ -165,6 +167,7 @@ def test_the_package_runs_as_a_module_and_tells_its_version() -> None:
     assert found.stdout.strip() == ft.__version__
 
 
+@pytest.mark.slow
 def test_a_damaged_folder_is_named_with_the_remedy(forethought: Callable[..., Outcome]) -> None:
     Path("job.toml").write_text(JOB)
     assert forethought("train", "job.toml", "--out", "run", "-q")[0] == 0

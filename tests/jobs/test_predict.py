@@ -109,6 +109,7 @@ def test_a_first_job_names_what_it_took_from_the_file(tmp_path: Path) -> None:
     assert codes == {"preparation-from-data"}
 
 
+@pytest.mark.slow
 def test_predictions_for_new_patients(trained: Path) -> None:
     new, out = trained / "new.csv", trained / "predictions.csv"
     assert command("predict", str(trained / "run"), str(new), "--out", str(out), "--quiet") == 0
@@ -276,6 +277,7 @@ def test_edited_results_are_one_line(
     assert len(told) == 1 and "results.json is damaged" in told[0]
 
 
+@pytest.mark.slow
 def test_arrays_for_a_model_of_arrays(tmp_path: Path) -> None:
     job = tmp_path / "job.toml"
     job.write_text('[data]\nsource = "digits"\n[budget]\nepsilon = 3.0\n[training]\nrounds = 5\n')
@@ -579,6 +581,7 @@ def test_shares_and_costs_that_are_none_are_one_line(
     assert re.search(words, error)
 
 
+@pytest.mark.slow
 def test_models_are_compared_before_anything_is_spent(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -603,6 +606,7 @@ def test_models_are_compared_before_anything_is_spent(
     assert "own table" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_rehearsal_weighs_classes_as_the_run_does(tmp_path: Path) -> None:
     path = rare(tmp_path / "rare.csv", 600)
     public = f"csv:{shutil.copy(path, tmp_path / 'public.csv')}"

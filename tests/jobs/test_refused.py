@@ -105,6 +105,7 @@ def test_a_plan_refuses_what_training_would(name, refusal):
     assert sorted(Path().rglob("*")) == before
 
 
+@pytest.mark.slow
 def test_a_plan_asks_whom_a_row_is_about(refusal, monkeypatch, capsys):
     rows = [f"p{n // 4},{20 + n % 60},{'yes' if n % 7 else 'no'}" for n in range(400)]
     Path("visits.csv").write_text("\n".join(["patient,age,ill", *rows]) + "\n")

@@ -48,6 +48,7 @@ def plan_in(folder: Path) -> ft.Plan:
     return ft.Plan.load(folder / "plan.json")
 
 
+@pytest.mark.slow
 def test_a_flag_goes_before_the_file_and_says_so(job: Path, tmp_path: Path) -> None:
     flags = ("--epsilon", 1.5, "--rounds", 7)
     shown = run("plan", job, *flags, "--save", tmp_path / "plan.json")

@@ -77,6 +77,7 @@ def accuracy(folder: Path) -> float:
     return found
 
 
+@pytest.mark.slow
 def test_the_default_finds_a_disc_and_is_stated_read_back_and_exported(tmp_path: Path) -> None:
     prepared = prepare(request(tmp_path, high=100))
     asked = prepared.plan.preparation
@@ -108,6 +109,7 @@ def test_the_default_finds_a_disc_and_is_stated_read_back_and_exported(tmp_path:
     assert np.allclose(shares, predictor.predict_proba(frame), atol=1e-4)
 
 
+@pytest.mark.slow
 def test_what_was_chosen_is_in_the_released_job_and_plans_the_same_again(tmp_path: Path) -> None:
     prepared = prepare(request(tmp_path))
     run(prepared, tmp_path / "run")
@@ -280,6 +282,7 @@ def test_a_run_that_stops_goes_on_with_the_ranges_that_it_released(tmp_path: Pat
         run(prepare(resumed(folder), resume=folder), folder, resume=True)
 
 
+@pytest.mark.slow
 def test_a_range_that_is_much_too_wide_is_told_with_where_its_numbers_lie(tmp_path: Path) -> None:
     job = tmp_path / "job.toml"
     text = JOB.format(path=ring(tmp_path), high=10, epsilon=3)

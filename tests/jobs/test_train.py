@@ -119,6 +119,7 @@ responsible = "nobody"
 """
 
 
+@pytest.mark.slow
 def test_a_jobs_owner_is_quoted_and_the_model_file_named(job: Path, tmp_path: Path) -> None:
     job.write_text(JOB + ABOUT)
     out = tmp_path / "run"

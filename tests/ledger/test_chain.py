@@ -88,6 +88,7 @@ TAMPERED = {
 }
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("what", TAMPERED, ids=lambda what: what.replace(" ", "_"))
 def test_an_edit_is_found(url: str, full: Store, what: str) -> None:
     assert not full.verify(full.entries()[4].hash)

@@ -42,6 +42,7 @@ def plan(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_the_life_of_a_book(place: Path, plan: Path, tmp_path: Path) -> None:
     code, text = told("open", place, "--data", "trials", "--epsilon", 1, "--delta", 1e-6)
     assert code == 0, text

@@ -354,6 +354,7 @@ def test_a_client_pays_for_its_own_phases(tmp_path: Path) -> None:
     require_settled(client.book, client.out, tmp_path / "a")
 
 
+@pytest.mark.slow
 def test_rounds_that_a_client_missed_do_not_make_later_ones_cheaper(tmp_path: Path) -> None:
     """Those of its second phase cost what they cost, not what as many of the first one do."""
     client = Client(tmp_path, PHASES.format("").replace("1.5, 1.5", "1.5, 2.5"))
@@ -362,6 +363,7 @@ def test_rounds_that_a_client_missed_do_not_make_later_ones_cheaper(tmp_path: Pa
     assert done.updates == 2 and client.held == ("settled", 6)
 
 
+@pytest.mark.slow
 def test_a_client_beyond_its_budget_releases_nothing(tmp_path: Path) -> None:
     path = tmp_path / "job.toml"
     path.write_text(JOB + FEDERATION)

@@ -105,6 +105,7 @@ def test_a_page_of_a_book_that_others_write_all_the_time(
     assert "The book verifies" in account_page(book, "patients") and late
 
 
+@pytest.mark.slow
 def test_the_history_ends_at_the_total_and_is_that_of_each_moment(book: Store) -> None:
     found = history(book.entries(), "patients")
     total = book.total("patients")

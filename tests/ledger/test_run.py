@@ -566,6 +566,7 @@ def test_rounds_released_again_are_paid_for_as_one_release_of_less_noise(tmp_pat
     assert book.reservation(1).released == ROUNDS
 
 
+@pytest.mark.slow
 def test_a_changed_loss_pays_for_its_rounds_again(tmp_path: Path) -> None:
     ledger, book = opened(tmp_path)
     out, weight = tmp_path / "run", [1.0]
@@ -631,6 +632,7 @@ def chosen(paying: Ledger, **options: Any) -> Any:
     return ft.train_until(model(), records(), plan.with_(budget=Budget(8.0, 1e-6)), **given)
 
 
+@pytest.mark.slow
 def test_phases_chosen_by_results_are_paid_one_by_one(tmp_path: Path) -> None:
     ledger, book = opened(tmp_path)
     done = chosen(ledger, out=tmp_path / "run")
@@ -661,6 +663,7 @@ def test_phases_are_paid_by_every_account_that_shares_persons(tmp_path: Path) ->
     book.close()
 
 
+@pytest.mark.slow
 def test_a_phase_that_does_not_fit_ends_the_run(tmp_path: Path) -> None:
     ledger, book = opened(tmp_path, epsilon=0.75)
     done = chosen(ledger)
@@ -842,6 +845,7 @@ def test_a_loop_that_nobody_finishes_settles_when_it_is_gone(tmp_path: Path) -> 
     assert (held.status, held.released) == ("settled", 2)
 
 
+@pytest.mark.slow
 def test_no_record_of_a_loop_is_read_before_its_plan_is_reserved(tmp_path: Path) -> None:
     ledger, book = opened(tmp_path, epsilon=0.5)
     read: list[int] = []
@@ -865,6 +869,7 @@ def searched(paying: Ledger, data: Any, make: Any = flat, **options: Any) -> Any
     return tune(make, data, plans, ledger=paying, **given)
 
 
+@pytest.mark.slow
 def test_a_search_is_reserved_whole_before_a_record_is_read(tmp_path: Path) -> None:
     ledger, book = opened(tmp_path)
     seen: list[Any] = []
@@ -953,6 +958,7 @@ def test_accounts_that_share_persons_all_pay(tmp_path: Path) -> None:
     verified(out, ledger=ledger.url)
 
 
+@pytest.mark.slow
 def test_where_one_of_them_cannot_pay_none_does(tmp_path: Path) -> None:
     ledger, book = shared(tmp_path, epsilon=0.1)
     with pytest.raises(OverBudgetError, match="'clinic'"):
@@ -1113,6 +1119,7 @@ def test_plans_of_a_series_are_paid_by_one_charge(
         _in_its_book(tmp_path / "1", runs[1].statement, ledger)
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize(
     "more", [{"again": [77]}, {"again": [1]}, {"again": [2]}, {"earlier": [1]}]
 )
@@ -1134,6 +1141,7 @@ def test_evidence_that_names_other_payments_pays_for_nothing(
     book.close()
 
 
+@pytest.mark.slow
 def test_a_round_that_was_paid_again_pays_for_one_round(tmp_path: Path) -> None:
     """One round of little noise beside others of much does not cover all rounds of little noise."""
     ledger, book = opened(tmp_path)

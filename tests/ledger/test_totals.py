@@ -240,6 +240,7 @@ def test_numbers_of_trials_count_as_no_fewer_than_they_are() -> None:
     assert costs == sorted(costs)
 
 
+@pytest.mark.slow
 def test_blocks_are_as_many_as_a_run_is_hardly_dearer_by() -> None:
     whole, chosen = TotalRule.of(ACCOUNT), TotalRule.of(ACCOUNT, "clock", 0)
     four = TotalRule.of(ACCOUNT, "clock", 4)
@@ -284,6 +285,7 @@ def test_order_never_matters_and_a_refund_undoes_its_charge(chosen, random, kind
     assert back == after(chosen[:-1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", RULES)
 @pytest.mark.parametrize("blocks", [1, 4])
 def test_more_never_costs_less(kind: str, blocks: int) -> None:
@@ -309,6 +311,7 @@ def test_group_of_two_moves_a_gaussian_release_twice_as_far(kind: str) -> None:
     assert two == pytest.approx(4 * one, rel=1e-9)
 
 
+@pytest.mark.slow
 def test_group_is_covered_in_the_clock() -> None:
     # Two records of a Poisson round: the number of hits is binomial, each moves the sum by 1.
     clock = Clock.suited(Budget(2.0, 1e-2))
@@ -339,6 +342,7 @@ def _misses(clock: Clock, time: float, present: Sequence[tuple[float, float]]) -
     return False
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize(
     ("rate", "sigma", "less"),
     # Of the third the tail below 1e-9 decides, which is not integrated here.

@@ -157,6 +157,7 @@ def test_lemma_b_3_bounds_the_log_moment(size, sigma, examples):
     assert lemma_b_3(size, sigma, examples, 10**6) == math.inf
 
 
+@pytest.mark.slow
 def test_section_c_3_is_one_curve_below_every_run_of_enough_rounds():
     sigma, N, K, target = 12.10881, 60_000, 360_000, 0.2
     proven = section_c_3(sigma, target, N, K)

@@ -47,6 +47,7 @@ def test_erratum_001_5_standard_analysis_is_far_below():
     assert exact_epsilon(one, 1e-5).upper < 0.12
 
 
+@pytest.mark.slow
 def test_shuffling_one_record_is_one_gaussian_an_epoch():
     for groups, size in ((256, 1), (1, 256), (16, 16)):
         run = StrongAdversary(60000, 20, 16.0, groups, size)

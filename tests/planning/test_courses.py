@@ -33,6 +33,7 @@ def sizes_of(plan: ft.Plan) -> list[float]:
     return [plan.round(index).divisor for index in range(plan.rounds)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sampling", "asked"),
     [
@@ -119,6 +120,7 @@ def test_noise_to_signal_weighs_rounds_as_training_divides_them() -> None:
     assert noise_to_signal(plan, 9) == pytest.approx(3 * noise**0.5 / 40)
 
 
+@pytest.mark.slow
 def test_batches_that_the_planner_chooses_leave_room_for_the_largest_sample() -> None:
     plan = ft.plan(
         examples=400, budget=ft.Budget(0.5, 1e-4), rounds=6, size_schedule="linear", size_growth=9
@@ -216,6 +218,7 @@ def test_correlated_noise_is_refused() -> None:
         )
 
 
+@pytest.mark.slow
 def test_a_run_resumes_bit_for_bit_and_states_every_stage(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch", reason="a run needs torch")
     from forethought.training.execution import Interrupted
@@ -249,6 +252,7 @@ def test_a_run_resumes_bit_for_bit_and_states_every_stage(tmp_path: Path) -> Non
     assert resumed.statement.mechanism == plan.mechanism
 
 
+@pytest.mark.slow
 def test_a_job_may_ask_for_it() -> None:
     text = """
     [data]

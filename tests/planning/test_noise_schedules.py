@@ -138,6 +138,7 @@ def test_requests_that_make_no_sense(keywords, words) -> None:
         ft.plan(examples=5000, budget=BUDGET, **keywords)
 
 
+@pytest.mark.slow
 def test_a_run_releases_what_was_planned() -> None:
     torch = pytest.importorskip("torch", reason="a run needs torch")
 

@@ -186,6 +186,7 @@ def test_a_network_on_a_table_is_planned_by_the_declared_norm(norm: float | None
     assert found.hyperparameters == asked.hyperparameters  # declared, and not looked at
 
 
+@pytest.mark.slow
 def test_a_network_of_values_takes_steps_that_its_answers_bear() -> None:
     model = build("mlp", inputs=(6,), classes=1)
     asked = {"examples": 3000, "budget": ft.Budget(1.0, 1e-5), "model": model, "shape": (6,)}

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 import forethought as ft
 from forethought.planning.alternatives import pareto
 from forethought.report.figures import draw_epsilon, draw_learning, draw_plan, draw_tradeoff
@@ -32,6 +34,7 @@ def test_privacy_figures_need_noise(tmp_path: Path) -> None:
     assert draw_tradeoff(SILENT, tmp_path / "d.png") is None
 
 
+@pytest.mark.slow
 def test_a_plan_and_its_front_are_drawn(tmp_path: Path) -> None:
     plan = ft.plan(examples=500, budget=ft.Budget(2.0, 1e-4), rounds=20)
     front = pareto(

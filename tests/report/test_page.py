@@ -175,6 +175,7 @@ def test_a_run_without_noise_has_a_report_all_the_same(tmp_path):
     assert "not differentially private" in page.text and len(page.points) == 1
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("sigma", [0.05, 0.4, 1.2, 30.0, 1e6])
 @pytest.mark.parametrize("adjacency", ["add-or-remove", "zero-out", "replace-one"])
 def test_a_statement_begins_with_a_sentence_a_number_and_a_picture(sigma, adjacency):

@@ -118,6 +118,7 @@ def test_a_front_and_a_curve_are_readable(tmp_path, drawn):
         assert (covered(drawn[name]), cut_off(drawn[name])) == ([], [])
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize(
     ("norms", "sigmas"),
     [((0.1,), (1.0,)), ((0.1,), (1.0, 2.0)), ((0.1, 1.0), (1.0,)), ((0.1, 1, 10), (0.5, 5, 50))],

@@ -215,6 +215,7 @@ def test_a_copy_depends_on_its_own_image_and_number_only() -> None:
     assert torch.equal(alone, after[21:24])
 
 
+@pytest.mark.slow
 def test_shifts_and_mirrors_are_numpys() -> None:
     """Each copy is one of those that padding by reflection and cropping gives, and all occur."""
     inputs, targets = images(1).take(np.arange(1))

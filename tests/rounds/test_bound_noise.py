@@ -212,6 +212,7 @@ def die(event: Any) -> None:
         raise PowerCut
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("what", CHANGES)
 def test_a_round_that_comes_out_otherwise_has_other_noise_and_is_counted(
     what: str,
@@ -468,6 +469,7 @@ def _called(node: ast.AST) -> str:
     return getattr(function, "id", getattr(function, "attr", ""))
 
 
+@pytest.mark.slow
 def test_nothing_but_bound_noise_is_drawn() -> None:
     """Streams have purposes that are none of noise; its secret goes to what binds it."""
     for path in SOURCE.rglob("*.py"):

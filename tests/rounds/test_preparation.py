@@ -301,6 +301,7 @@ def test_the_planner_chooses_the_share() -> None:
     assert full.rounds == 10 and full.mechanism.rounds[0].sampling == FullBatch()
 
 
+@pytest.mark.slow
 def test_noise_that_falls_goes_behind_a_preparation() -> None:
     (inputs, targets), budget = data(), ft.Budget(2.0, 1e-5)
     plan = ft.plan(

@@ -201,6 +201,7 @@ def test_a_word_is_in_one_bin_and_counts_as_itself() -> None:
     assert one.tally(read).tolist() == [2, 1, 2]
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("true", [True, 1, 1.0, "1", "1.0", " 1", "true", "True"])
 def test_a_declared_word_may_be_a_truth_or_a_number(true: Any) -> None:
     one = Histogram(column="word", categories=(true, "A"))

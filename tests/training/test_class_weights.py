@@ -64,6 +64,7 @@ def test_a_contribution_is_the_weighted_gradient_clipped():
         assert torch.allclose(found[name].to(total), total, rtol=0.02, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_rare_class_is_found_more_often(tmp_path):
     inputs, targets = rare()
     np.savez(tmp_path / "t.npz", x=inputs, y=targets)

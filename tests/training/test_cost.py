@@ -230,6 +230,7 @@ def test_an_example_that_takes_nothing_fits_as_often_as_there_is_room() -> None:
     assert "it fits" in one.text(gpu_memory=80)
 
 
+@pytest.mark.slow
 def test_quantised_weights_are_counted_and_a_model_without_copies_is_told() -> None:
     class Quantised(nn.Module):
         def __init__(self) -> None:

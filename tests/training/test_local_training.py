@@ -155,6 +155,7 @@ def by_hand(model: Any, batch: Any) -> Any:
     return {name: -0.1 * g for name, g in zip(names, gradients, strict=True)}
 
 
+@pytest.mark.slow
 def test_an_algorithm_of_ones_own_is_named_in_the_statement() -> None:
     made = plan(local=ft.Local(function=by_hand))
     run = ft.train(normalised(), data(), made)

@@ -95,6 +95,7 @@ def test_intervals_of_a_regression_are_those_of_resampled_records() -> None:
         assert (figure.high - figure.low) / 2 / 1.96 == pytest.approx(np.std(values), rel=0.18)
 
 
+@pytest.mark.slow
 def test_a_sample_without_a_mistake_is_no_certainty() -> None:
     truth = np.repeat([0, 1], [12, 8])
     outputs = np.outer(np.linspace(2, 3, 20) * (2 * truth - 1), [-1.0, 1.0])
@@ -112,6 +113,7 @@ def test_a_sample_without_a_mistake_is_no_certainty() -> None:
     assert all(one.low is not None and one.low < one.high == 1 for one in several.values())
 
 
+@pytest.mark.slow
 def test_an_area_near_one_lies_in_its_interval_as_often_as_said() -> None:
     draw, truth, inside = np.random.default_rng(2), np.repeat([0, 1], [12, 8]), 0
     for _ in range(300):

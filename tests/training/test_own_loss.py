@@ -82,6 +82,7 @@ def test_a_model_that_standardises_by_its_batch_is_told() -> None:
 # torch's criteria, whose mean over a batch is taken apart; columns of one number.
 
 
+@pytest.mark.thinned
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("outputs", ["column", "flat"])
 @pytest.mark.parametrize("targets", ["column", "flat"])

@@ -94,6 +94,7 @@ def test_a_regression_that_is_worse_than_its_mean_says_so_first():
     assert "worse than no model" in found.sentences()[0] and "its mean" in found.sentences()[0]
 
 
+@pytest.mark.slow
 def test_every_figure_has_an_interval():
     for classes in (2, 3):
         found = measured(*made(200, classes), "abc"[:classes], MEASURES["classification"].keys())
@@ -193,6 +194,7 @@ def test_intervals_hold_as_often_as_they_say():
     assert min(hits.values()) >= 368, hits
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "wrong", [lambda sure: 0 * sure, lambda sure: 0.15 + 0 * sure, lambda sure: 0.1 * (sure > 0.75)]
 )

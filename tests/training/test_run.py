@@ -80,6 +80,7 @@ def test_a_model_learns_and_comes_with_its_statement() -> None:
     assert run.statement.mechanism == run.plan.mechanism
 
 
+@pytest.mark.thinned
 @pytest.mark.usefixtures("noise_by_round")
 @pytest.mark.parametrize(
     "options",

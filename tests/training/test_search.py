@@ -65,6 +65,7 @@ def tuned() -> Tuned:
     return search()
 
 
+@pytest.mark.slow
 def test_the_shown_trial_is_the_best_of_all() -> None:
     """Recorded from outside: every trial's score and weights, and which of them came back."""
     seen: list[tuple[float, torch.Tensor]] = []
@@ -83,6 +84,7 @@ def test_the_shown_trial_is_the_best_of_all() -> None:
     assert found.plan.optimizer.learning_rate == 0.5
 
 
+@pytest.mark.slow
 def test_the_better_candidate_wins(tuned: Tuned) -> None:
     assert tuned.plan.optimizer.learning_rate == 0.5
     assert tuned.run.accuracy == tuned.score > 0.7
@@ -188,6 +190,7 @@ def test_the_worst_candidate_is_accounted() -> None:
     assert verify(found.statement).epsilon == found.statement.epsilon
 
 
+@pytest.mark.slow
 def test_who_is_not_protected_is_named() -> None:
     found = search(scoring="unprotected")
     assert any("scored on" in use for use in found.statement.not_covered)
@@ -197,6 +200,7 @@ def test_who_is_not_protected_is_named() -> None:
     assert any("scored on are public" in text for text in public.assumptions)
 
 
+@pytest.mark.slow
 def test_the_run_folder_holds_the_best_trial_only(tmp_path: Path) -> None:
     found = search(out=tmp_path / "run", scoring="public")
     files = {path.name for path in (tmp_path / "run").rglob("*")}
@@ -267,6 +271,7 @@ def test_the_noise_of_the_score_is_what_is_stated(monkeypatch: pytest.MonkeyPatc
     assert 1.5 * 5 < (found.score - share) * 50 < 6 * 5
 
 
+@pytest.mark.slow
 def test_bad_arguments_are_refused_before_any_trial() -> None:
     with pytest.raises(TypeError, match="fixed number"):
         search(trials=10)

@@ -140,6 +140,7 @@ def test_sigterm_stops_like_ctrl_c(tmp_path: Path) -> None:
     assert train(nn.Linear(4, 2), data(), plan(), out=out, resume=True).history[-1].round == 20
 
 
+@pytest.mark.slow
 def test_the_second_sigterm_ends_at_once() -> None:
     code = (
         "import os, signal, time\n"
@@ -673,6 +674,7 @@ class Remembering:
         return values
 
 
+@pytest.mark.slow
 def test_displayed_losses_and_evaluation_leave_nothing_in_the_loss() -> None:
     """A batch's mean in the loss would reach the next round's contributions without noise."""
     weights = []

@@ -70,6 +70,7 @@ def test_a_budget_is_worth_more_records_the_larger_it_is_for_few_too(asked):
     assert known[0] >= 10 and known[-1] <= 16 * asked.records
 
 
+@pytest.mark.slow
 def test_a_smaller_budget_is_never_worth_more_records():
     many = [row[1] for row in shown(Settings(features=1000))["budgets"]]
     assert many[-1] is None and many[:-1] == sorted(many[:-1])

@@ -79,6 +79,7 @@ def test_with_more_drop_outs_the_round_is_lost_and_nothing_is_revealed(kind):
         )
 
 
+@pytest.mark.slow
 def test_what_the_server_sees_of_one_client_is_uniform():
     """Its masked sum over many rounds; a false alarm once in 10⁵ runs by a χ² bound."""
     bits, rounds, size = 8, 150, 64

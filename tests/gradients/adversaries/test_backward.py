@@ -489,6 +489,7 @@ def derivatives_by_autograd_inside() -> Any:
     return Run(forward, head=head(), body=nn.Linear(D, D)), classify
 
 
+@pytest.mark.thinned
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("attack", attack.parameters())
 def test_backward(attack: Attack) -> None:

@@ -154,6 +154,7 @@ LOSSES: dict[str, Any] = {
 }
 
 
+@pytest.mark.thinned
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", CHAINS)
 def test_chain(name: str) -> None:

@@ -204,6 +204,7 @@ def test_a_poisoned_record_reaches_no_other(name: str, poison: float) -> None:
     assert difference(got, less) <= allowed + 1e-5
 
 
+@pytest.mark.thinned
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", LAYERS)
 def test_one_contribution_never_exceeds_c(name: str) -> None:

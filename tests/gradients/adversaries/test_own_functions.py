@@ -409,6 +409,7 @@ def activation_of_a_convolution() -> Any:
     return Run(forward, head=head(), kernel=randn(4, 1, 3)), classify
 
 
+@pytest.mark.thinned
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("attack", attack.parameters())
 def test_own_function(attack: Attack) -> None:

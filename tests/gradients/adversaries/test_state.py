@@ -625,6 +625,7 @@ def lock_beside_numbers() -> Any:
     return Run(forward, head=head()), classify
 
 
+@pytest.mark.thinned
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("attack", attack.parameters())
 def test_state(attack: Attack) -> None:

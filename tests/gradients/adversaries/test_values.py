@@ -340,6 +340,7 @@ def loss_from_numbers_of_the_targets() -> Any:
     return head(), lambda outputs, targets: classify(outputs, torch.tensor([int(targets[0])]))
 
 
+@pytest.mark.thinned
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("attack", attack.parameters())
 def test_values(attack: Attack) -> None:

@@ -242,6 +242,7 @@ CASES["bert_under_autocast"] = with_autocast(CASES["bert"])
 CASES["gpt2_under_autocast"] = with_autocast(CASES["gpt2_own_loss"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", collected(CASES, quick=("bert", "gpt2_own_loss")))
 def test_transformers(make: Make) -> None:
     judge(make)
