@@ -74,6 +74,7 @@ def test_train_prints_plan_result_statement_and_folder_in_this_order(
     assert names == {"learning.png", "epsilon.png", "tradeoff.png"}
 
 
+@pytest.mark.slow
 def test_a_finished_run_verifies_and_an_edited_one_does_not(
     forethought: Command, job: Path
 ) -> None:
@@ -88,6 +89,7 @@ def test_a_finished_run_verifies_and_an_edited_one_does_not(
     assert "edited" in err
 
 
+@pytest.mark.slow
 def test_a_statement_of_another_plan_is_noticed(forethought: Command, job: Path) -> None:
     forethought("train", job, "--out", "run", "--quiet")
     plan = ft.Plan.load("run/plan.json")

@@ -175,6 +175,7 @@ def test_a_wrong_fact_is_seen(
     assert any(said in fault for fault in cells.drawn.false_facts(cells.drawn.instance(KIND)))
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize(
     ("facts", "adjacency"),
     [

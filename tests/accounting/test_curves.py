@@ -65,6 +65,7 @@ def test_whole_orders_agree_with_the_binomial_sum(rate, sigma):
     assert np.allclose(got, want, rtol=1e-9, atol=1e-14)
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize(("rate", "sigma"), CASES[:4])
 @pytest.mark.parametrize("order", [1.05, 1.5, 2.75, 7.3])
 def test_fractional_orders_agree_with_forty_digits(rate, sigma, order):

@@ -112,6 +112,7 @@ def test_random_compositions_lie_in_their_intervals(seed, count):
         assert encloses(mechanism, level, group), (mechanism, level, group)
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("rounds", [2, 3])
 @pytest.mark.parametrize(
     ("part", "adjacency"),

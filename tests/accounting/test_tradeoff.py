@@ -170,6 +170,7 @@ def test_envelopes_are_definitions_5_3_and_5_4():
     assert np.allclose(lower_envelope(u, mu)(ALPHA), want, atol=1e-10)
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(st.lists(st.floats(0.05, 3), min_size=2, max_size=5), st.data())
 def test_a_mixture_lies_between_its_envelopes(mus, data):

@@ -297,6 +297,7 @@ def test_targets_scaled_by_the_data_are_named(table: Table) -> None:
         assert (PREPARED in codes(whole.regressor_)) == named
 
 
+@pytest.mark.slow
 def test_columns_that_a_function_chooses_are_named(table: Table) -> None:
     """It may look at the values, as one that leaves out columns of one value does."""
     for chosen, named in (([0, 1], False), (lambda X: [0, 1], True)):

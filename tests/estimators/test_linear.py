@@ -222,6 +222,7 @@ def test_twice_the_sensitivity_is_twice_the_noise() -> None:
     assert spent[0] == pytest.approx(4 * spent[1], rel=1e-3)
 
 
+@pytest.mark.slow
 def test_a_seed_takes_the_guarantee_and_gives_the_same_model() -> None:
     X = rows(200)
     y = labels(X, 2)

@@ -86,6 +86,7 @@ def traces(secret: bytes) -> set[bytes]:
     return {secret, secret.hex().encode(), repr(secret)[2:-1].encode()}
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("way", [by_pickle, by_skops])
 @pytest.mark.parametrize("name", ESTIMATORS)
 def test_a_stored_estimator_is_whole_and_holds_no_secret(

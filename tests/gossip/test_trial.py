@@ -177,6 +177,7 @@ class GoesOnAfterTheEnd(AsynchronousWorker):
         return super()._received(sender, message)
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize(
     ("kind", "words"),
     [

@@ -96,6 +96,7 @@ def test_no_bit_differs_in_short_blocks(layer: str) -> None:
     assert differing(layer, "absolute", torch.float32, SIZES[1]) == 0
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("layer", ["linear 512, 1", "linear 33, 7", "SiLU", "conv2d", "attention"])
 def test_no_bit_differs(layer: str, dtype: torch.dtype) -> None:

@@ -158,6 +158,7 @@ TERMS: dict[str, Callable[[int], Term]] = {
 }
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("scale", [1e-30, 1e-18, 1.0, 1e16, 3e19])
 @pytest.mark.parametrize("name", TERMS)
 def test_norms_are_upper_bounds_and_not_much_more(name: str, scale: float) -> None:

@@ -104,6 +104,7 @@ def unlike() -> tuple[ft.Plan, ...]:
 EQUAL = tuple(Member(f"c{k}", k) for k in range(len(SIZES)))
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize(
     "changes",
     [

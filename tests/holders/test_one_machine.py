@@ -34,6 +34,7 @@ def small_model() -> nn.Module:
     return nn.Sequential(nn.Linear(7, 5), nn.Tanh(), nn.Dropout(0.2), nn.Linear(5, 2))
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize(
     ("local_rounds", "averaging", "optimizer"),
     [

@@ -167,6 +167,7 @@ def test_members_of_different_gossips_do_not_meet_and_say_why(tmp_path):
     assert any("it belongs to run" in str(one) for one in errors)
 
 
+@pytest.mark.slow
 def test_four_sites_gossip_to_the_end(tmp_path):
     agreed = gossip(workers=4, rounds=12, graph="ring")
     keys, roster = members(tmp_path, [one.name for one in agreed.members])

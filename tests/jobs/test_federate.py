@@ -71,6 +71,7 @@ def test_asynchronous_sample_sizes_match_the_speeds() -> None:
     assert max(times.compute) == pytest.approx(min(times.compute))
 
 
+@pytest.mark.slow
 def test_clients_may_have_samples_and_noise_that_change() -> None:
     lines = 'batch = 20\nsize_schedule = "linear"\nnoise_schedule = "geometric"'
     federation, _ = agreed(job(text=JOB.replace("batch = 20", lines)), [100] * 4, [1.0] * 4)

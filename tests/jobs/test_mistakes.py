@@ -534,6 +534,7 @@ def test_a_run_that_was_interrupted_before_its_folder_is_begun_again(
     assert status == 130 and "same command again" in err and "--resume" not in err
 
 
+@pytest.mark.slow
 def test_names_with_brackets_are_printed_as_they_are(forethought: Callable[..., Outcome]) -> None:
     Path("t[red].csv").write_text("age,y\n" + "".join(f"{n},{n % 2}\n" for n in range(60)))
     status, out, _ = forethought("init", "t[red].csv", "--label", "y", "--out", "j[red].toml")

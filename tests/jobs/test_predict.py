@@ -475,6 +475,7 @@ def test_the_tutorial_runs_as_it_is_written(
 STANDARDISED = ('standardise = "private"\nbounds = [0, 1]', "standardise = [0.3, 2]")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", STANDARDISED)
 def test_new_inputs_are_standardised_as_those_of_training(tmp_path: Path, how: str) -> None:
     job = tmp_path / "job.toml"

@@ -94,6 +94,7 @@ def command(
     return run
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_plan_refuses_what_training_would(name, refusal):
     text, more, word = REFUSED[name]

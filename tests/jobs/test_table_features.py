@@ -172,6 +172,7 @@ RANGES = {"rounds": 2, "basis": "hats", "ranges": True, "centre": False}
 MEANS = {"rounds": 2, "basis": "none", "ranges": False, "centre": True}
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("kind", ["asked", "default", "saved", "means"])
 def test_a_paid_run_that_stops_while_ranges_are_released_goes_on_and_pays_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
@@ -198,6 +199,7 @@ def test_a_paid_run_that_stops_while_ranges_are_released_goes_on_and_pays_once(
     book.close()
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("name", ["prepared.json", "model.json", "keys"])
 @pytest.mark.parametrize("paid", [True, False])
 def test_what_is_on_disk_before_a_stop_is_not_released_again(

@@ -32,6 +32,7 @@ exchanged = "gradients"
 """
 
 
+@pytest.mark.slow
 def test_a_restored_ledger_releases_nothing_whatever_the_server_says(tmp_path: Path) -> None:
     path = tmp_path / "job.toml"
     path.write_text(JOB)

@@ -83,6 +83,7 @@ def test_the_life_of_a_book(place: Path, plan: Path, tmp_path: Path) -> None:
     book.close()
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -405,6 +405,7 @@ def line(server: Server, new_schema: str) -> Iterator[tuple[Line, str]]:
     made.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["before", "after"])
 def test_a_connection_that_is_lost_in_a_commit(
     line: tuple[Line, str], charge: Charge, how: str

@@ -240,6 +240,7 @@ def codes(took: Any) -> set[str]:
     return {caveat.code for caveat in took.statement.caveats}
 
 
+@pytest.mark.slow
 def test_a_client_that_left_begins_again_and_is_settled_once(tmp_path: Path) -> None:
     client = Client(tmp_path)
     for first in (0, 3):  # it leaves after three updates, and once more

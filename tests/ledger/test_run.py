@@ -494,6 +494,7 @@ def every_run(data: Any, plan: Plan, payer: Ledger) -> list[Callable[[], object]
     ]
 
 
+@pytest.mark.slow
 def test_an_account_of_persons_pays_for_persons_only(tmp_path: Path) -> None:
     ledger, book = opened(tmp_path)
     paying = people(book, ledger)
@@ -1075,6 +1076,7 @@ def test_without_the_key_nothing_is_recognised(tmp_path: Path) -> None:
     assert (tmp_path / "key").stat().st_mode & 0o077 == 0
 
 
+@pytest.mark.slow
 def test_plans_of_a_series_are_paid_by_one_charge(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

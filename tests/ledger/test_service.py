@@ -213,6 +213,7 @@ def test_roles_may_do_what_is_theirs(site: Site) -> None:
     kim.mark(held.number, 11)
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize(
     ("method", "arguments", "name"),
     [

@@ -173,6 +173,7 @@ def searched(mu: float, trials: Trials, score_noise: float | None = None) -> Cha
     return Charge(mechanism, selection=Selection((mechanism,), trials, score_noise))
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize(("mu", "trials"), SEARCHES)
 @pytest.mark.parametrize("sign", [1, -1])
 def test_a_search_is_dominated_by_what_it_costs(mu: float, trials: Trials, sign: int) -> None:

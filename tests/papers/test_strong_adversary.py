@@ -63,6 +63,7 @@ def test_zero_out_halves_the_shift_of_individual_clipping_only():
     assert gaussian_epsilon(1e-5, math.sqrt(2) / 2) in batch.epsilon(1e-5)
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("sampling", ["shuffling", "subsampling"])
 @pytest.mark.parametrize(("groups", "size"), [(20, 1), (1, 20), (5, 4)])
 def test_delta_agrees_with_simulated_dealing(sampling, groups, size):

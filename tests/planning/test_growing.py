@@ -13,6 +13,7 @@ def base(**more: object) -> ft.Plan:
     return ft.plan(examples=500, budget=ft.Budget(2.0, 1e-4), batch=20, rounds=41, **more)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_growth_keeps_length_records_and_budget() -> None:
     plan, before = growing(base(), 5.0), base()
     assert plan.rounds == before.rounds

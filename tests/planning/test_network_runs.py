@@ -41,6 +41,7 @@ def plan(
     )
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize(
     ("name", "shape"),
     [("mlp", (1, 5, 5)), ("mlp", (7,)), ("lenet5", (1, 13, 12)), ("cnn", (2, 8, 9))],

@@ -103,6 +103,7 @@ def test_what_the_request_fixes_every_plan_of_the_front_keeps() -> None:
         assert candidate.epsilon <= 2.0
 
 
+@pytest.mark.slow
 def test_without_a_limit_one_is_set_and_the_front_is_short() -> None:
     front = pareto(examples=60_000)
     best = front.best()

@@ -24,6 +24,7 @@ def graph(norms: tuple[float, ...], sigmas: tuple[float, ...], scale: float) -> 
     )
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize(
     ("norms", "sigmas", "scale"),
     [

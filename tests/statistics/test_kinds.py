@@ -101,6 +101,7 @@ def test_a_record_moves_a_tally_by_its_reach_and_no_further(one: Statistic) -> N
     assert one.reach("replace-one") <= apart * slack
 
 
+@pytest.mark.slow
 @given(st.lists(st.sampled_from(RECORDS), max_size=8), st.sampled_from(ASKED))
 def test_a_tally_is_the_sum_of_its_records_in_whole_numbers(
     records: list[dict[str, Any]], one: Statistic

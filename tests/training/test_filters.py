@@ -186,6 +186,7 @@ CASES = {
 }
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("case", CASES)
 def test_a_resumed_run_ends_with_the_same_bits(case: str, tmp_path: Path) -> None:
     chosen, optimizer = CASES[case]

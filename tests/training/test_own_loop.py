@@ -135,6 +135,7 @@ def absolute(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return (outputs - F.one_hot(targets, 2)).abs().sum(1) + 0.5 * outputs.square().mean(1)
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
 @pytest.mark.parametrize("loss", [criterion, absolute])
 @pytest.mark.parametrize("kind", ["examples", "groups"])

@@ -90,6 +90,7 @@ def off(modules: tuple[ModuleType, ModuleType], data, holders, size: int, found)
     return apart
 
 
+@pytest.mark.thinned
 @pytest.mark.usefixtures("noise_by_round")
 @pytest.mark.parametrize("size", [1, 16])
 @pytest.mark.parametrize("name", ["ONE", "SHARES", "COPIES"])

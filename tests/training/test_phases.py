@@ -292,6 +292,7 @@ FINISHED = {
 }
 
 
+@pytest.mark.slow
 def test_a_finished_folder_is_complete_and_keeps_no_secret(plan: Plan, tmp_path: Path) -> None:
     run = adaptive(plan, out=tmp_path / "run")
     assert {path.name for path in (tmp_path / "run").rglob("*")} == FINISHED

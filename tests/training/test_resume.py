@@ -149,6 +149,7 @@ def test_a_model_with_hooks_is_the_same_when_it_is_made_again(
     assert run.statement.mechanism == plan().mechanism
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize(
     ("changes", "said"),
     [

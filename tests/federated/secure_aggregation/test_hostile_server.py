@@ -121,6 +121,7 @@ PLANTED = {
 }
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("name", PLANTED)
 def test_planted_bugs_are_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     kind, participant, words = PLANTED[name]

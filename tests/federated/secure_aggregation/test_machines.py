@@ -254,6 +254,7 @@ def test_a_cohort_that_too_many_left_is_drawn_anew() -> None:
     assert "secure-few" in world.alarms and not world.server.version
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize(
     ("seed", "cohorts"), [(s, False) for s in range(25)] + [(s, True) for s in range(8)]
 )
@@ -489,6 +490,7 @@ def test_one_liar_of_five_stops_nobody_and_is_named(lie: str) -> None:
         assert any("client 1" in text for text in world.texts if "secure" not in text)
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("seed", range(40))
 def test_a_liar_among_crashes_costs_few_rounds(seed: int) -> None:
     """Client 1 lies at random, in every way; in half of the runs machines die beside it."""

@@ -221,6 +221,7 @@ def test_one_contribution_never_exceeds_c(name: str) -> None:
                     assert length(got) >= least * (1 - CHARGED)
 
 
+@pytest.mark.thinned
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", LAYERS)
 def test_a_norm_is_never_below_the_gradient_that_leaves(name: str) -> None:
