@@ -163,6 +163,20 @@ def families() -> Iterator[Cell]:
         yield Cell(name, "asynchronous", noise, case, stagger=True)
 
 
+def beside_families() -> Iterator[list[Cell]]:
+    """Each case of :func:`families` beside SYNC, at every noise."""
+    for name, case in product(FAMILIES, CASES):
+        its = "III" if case == "III" else "even"
+        yield [
+            cell
+            for noise in NOISE
+            for cell in (
+                Cell(name, "allreduce", noise, its),
+                Cell(name, "asynchronous", noise, case, stagger=True),
+            )
+        ]
+
+
 def full() -> Iterator[Cell]:
     """Every model, noise, rule and case at its whole size."""
     for task, case, noise, rule in product((MNIST, CIFAR, *CNNS, *WHOLE), CASES, NOISE, RULES):
@@ -265,6 +279,7 @@ def main() -> None:
     ours = sum(found[cell]["processor"] for cell in set(preset()) & found.keys())
     missing = sum(cell not in found for cell in preset())
     goals = [list(goal(("none", "small", "medium", "large"))), *further(), *ten()]
+    goals += beside_families()
     text = table(found, places, tuple(TINY), goals)
     text += f"\nThe preset's cells took {ours / 60:.0f} minutes of processor time in all"
     text += f"; {missing} of them are missing.\n" if missing else ".\n"

@@ -11,6 +11,7 @@ from typing import Any
 from cells import CASES, NOISE, SEQUENCE_NOISE, Cell
 
 CALLED = {
+    "even": "even (workers alike)",
     "I": "I (a random worker two times slower)",
     "II": "II (one worker ten times slower)",
     "III": "III (batch and step size doubled)",
