@@ -242,7 +242,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--data", type=Path, default=os.environ.get("FORETHOUGHT_DATA"))
     parser.add_argument("--nine", action="store_true")
-    parser.add_argument("--families", action="store_true", help="48 cells, 20 hours of one core")
+    parser.add_argument("--families", action="store_true", help="48 cells, 6 hours of one core")
     parser.add_argument("--further", action="store_true", help="a quarter of an hour")
     parser.add_argument("--ten", action="store_true", help="ten seeds of cases II and III")
     parser.add_argument("--full", action="store_true")
