@@ -94,6 +94,7 @@ def test_a_search_is_never_charged_below_the_truth(trials: Trials, sigma: float)
     assert exact.epsilon(mechanism, DELTA).upper < truth
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("trials", DISTRIBUTIONS)
 def test_the_number_of_trials_follows_its_distribution(trials: Trials) -> None:
     """χ² over 20,000 draws at p > 1e-4: fails a right generator once in 10,000 seeds. Planted

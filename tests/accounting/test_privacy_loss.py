@@ -208,6 +208,7 @@ def test_curves_hold_at_every_real_epsilon(name):
     assert not curves_miss(*CURVES[name])
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("name", CURVES)
 def test_curves_are_sharp_and_fall(name):
     mechanism, group = CURVES[name]

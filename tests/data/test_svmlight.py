@@ -49,6 +49,7 @@ def test_a_test_file_with_more_features_widens_both(write):
     assert data.test.inputs.tolist() == [[0, 0, 0, 0, 9]]
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize(
     ("name", "shape", "classes"),
     [

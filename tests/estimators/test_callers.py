@@ -178,6 +178,7 @@ def test_one_model_for_each_label_that_occurs_says_that_it_reads_them(
     assert LABELS not in codes(several.estimators_[0])
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("jobs", [None, 2])
 @pytest.mark.parametrize("process", ["fit", "fit_transform"])
 @pytest.mark.filterwarnings("ignore::forethought.estimators.SelectionNotCoveredWarning")

@@ -140,6 +140,7 @@ def test_few_records_are_passed_over_in_full_batches() -> None:
     assert few.epochs >= 30 < drawn.epochs
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("examples", [80, 300, 800, 1_700])
 @pytest.mark.parametrize("features, classes", [(4, 2), (30, 3), (90, 15)])
 def test_full_batches_of_few_records_are_no_worse_than_drawn_ones(

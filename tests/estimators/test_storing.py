@@ -127,6 +127,7 @@ def test_notebooks_show_no_counts_of_private_records() -> None:
     assert fitted.targets_clipped_ and "targets_clipped_" not in dir(fitted)
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize(
     ("name", "changed"),
     [
@@ -150,6 +151,7 @@ def test_what_was_fitted_predicts_as_it_was_trained(name: str, changed: dict[str
     assert (fitted.predict(X) == found).all()
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("name", ESTIMATORS)
 def test_a_fit_that_fails_leaves_the_model_of_an_earlier_one(name: str) -> None:
     """It was paid for, and would else be lost or, with other classes, tell wrong labels."""

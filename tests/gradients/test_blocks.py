@@ -284,6 +284,7 @@ DRAWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("name", DRAWS)
 def test_random_numbers_of_the_model_slow_nothing_and_stay_with_their_example(name: str) -> None:
     model = Drawing(DRAWS[name]).train()

@@ -56,6 +56,7 @@ def test_what_a_real_driver_did_is_what_the_same_events_give():
         assert replayed(worker(agreed, k, vector()), machine.events) == machine.digest
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize(
     ("rule", "kind", "graph", "compression"),
     [

@@ -469,6 +469,7 @@ def paid_twice(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -628,6 +629,7 @@ def test_a_statement_of_a_run_names_its_files(honest: Path, tmp_path: Path) -> N
         verified(folder)
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("forgery", FORGERIES)
 def test_a_statement_beside_files_of_another_run_is_refused(
     honest: Path, tmp_path: Path, forgery: str

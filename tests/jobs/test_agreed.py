@@ -42,6 +42,7 @@ def shown(agreed: Any, times: Any, speeds: Any) -> dict[str, Any]:
     return rounded
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("name", sorted(ROWS))
 def test_members_agree_on_what_they_did(name: str) -> None:
     text, kind = ROWS[name]["job"], ROWS[name]["kind"]

@@ -128,6 +128,7 @@ def test_a_section_that_cannot_be_is_refused_in_words(extra: str, words: str) ->
         job(extra, text)
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize(
     ("extra", "name"),
     [

@@ -244,6 +244,7 @@ def reached(*_: Any) -> Any:
     raise ConnectionError("reached")
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize(
     ("old", "new"),
     [
@@ -289,6 +290,7 @@ rounds = 3
 """
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize(
     ("agreed", "own"),
     [

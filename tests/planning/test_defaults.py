@@ -131,6 +131,7 @@ def test_whole_plans_are_sensible_at_both_ends(examples: int, epsilon: float) ->
     assert ft.epsilon(plan.mechanism, plan.delta).upper <= epsilon
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("epsilon", [0.5, 1.0, 2.0, 8.0])
 @pytest.mark.parametrize(("examples", "epochs"), [(20_000, 6), (60_000, 2), (60_000, 20)])
 def test_long_steps_of_a_network_are_divided_among_the_passes(

@@ -142,6 +142,7 @@ def told(found: Any) -> Any:
     return pytest.approx(found, rel=1e-12) if isinstance(found, float) else found
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("name", REQUESTS)
 def test_a_request_is_given_the_plan_that_it_was_given(name: str) -> None:
     assert answer(REQUESTS[name]) == told(json.loads(KEPT.read_text(encoding="utf-8"))[name])

@@ -125,6 +125,7 @@ def test_an_area_near_one_lies_in_its_interval_as_often_as_said() -> None:
     assert inside >= 0.91 * 300
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize(("values", "alike"), [(False, 1.0), (True, 1.0), (True, 0.5), (True, 0.0)])
 def test_figures_of_persons_lie_in_their_intervals_as_often_as_said(
     values: bool, alike: float

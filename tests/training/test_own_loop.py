@@ -99,6 +99,7 @@ MEANS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
 }
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("name", MEANS)
 def test_torchs_mean_of_a_loss_is_the_loss_of_each_example(name: str) -> None:
     mean, each = MEANS[name]
@@ -766,6 +767,7 @@ ALIKE: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
 }
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("name", ALIKE)
 @pytest.mark.filterwarnings("ignore::forethought.errors.SlowGradientsWarning")
 def test_a_stated_loss_has_the_gradient_that_torch_gives_it(name: str) -> None:

@@ -96,6 +96,7 @@ def solving_for_parameters() -> Any:
     return model, classify
 
 
+@pytest.mark.thinned
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("attack", attack.parameters())
 def test_batching_rule(attack: Attack) -> None:
