@@ -14,7 +14,7 @@ from forethought.rounds.contributions import STATISTIC, unclipped
 from forethought.rounds.private_sum import PrivateRounds
 from forethought.rounds.randomness import Secrets, Seeds
 from forethought.rounds.records import MappedRecords, Records, as_records, require_size
-from forethought.values.checks import reals, settle
+from forethought.values.checks import reals
 from forethought.values.mechanism import FullBatch, Mechanism, Rounds
 from forethought.values.plan import (
     LIKELY,
@@ -156,11 +156,6 @@ class InputConstants:
     shares: tuple[float, ...] = ()
     ranges: tuple[Range, ...] = ()
     LATER: ClassVar[tuple[str, ...]] = ("ranges",)
-
-    def __post_init__(self) -> None:
-        settle(self, shift=reals("shift", self.shift), scale=reals("scale", self.scale, above=0))
-        if len(self.shift) != len(self.scale):
-            raise ValueError("shift and scale must have one number for each feature")
 
     def apply(self, inputs: Any) -> Tensor:
         """Prepared inputs, in their own precision; dimension 1 holds the features or channels."""
@@ -353,8 +348,10 @@ class Prepared(Stored):
         given = values["constants"].items()
         found = {name: tuple(one) if isinstance(one, list) else one for name, one in given}
         found["ranges"] = tuple(map(tuple, found.get("ranges", ())))
+        found |= {"shift": reals("shift", found["shift"])}
+        found |= {"scale": reals("scale", found["scale"], above=0)}
         asked, constants = build(Preparation, values["preparation"]), build(InputConstants, found)
-        if constants.shift and len(constants.shift) != asked.features:
+        if {len(constants.shift), len(constants.scale)} not in ({0}, {asked.features}):
             raise ValueError(f"shift and scale must have one number for each of {asked.features}")
         transcript = Transcript.from_values(values["transcript"])
         return cls(asked, values["examples"], constants, values["seeded"], transcript)

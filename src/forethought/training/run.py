@@ -834,8 +834,9 @@ def randomness(plan: Plan, secrets: Secrets, prepared: Prepared | None = None) -
 def _rounds(loop: Loop, checkpointer: Checkpointer | None, task: Task) -> None:
     total, every, team = loop.plan.rounds, task.execution.checkpoint_every, task.team
     with loop.private, InterruptGuard() as guard:
-        for done in loop.rounds():
-            released_into(task.model)
+        for number, done in enumerate(loop.rounds()):
+            if not number:
+                released_into(task.model)
             if task.progress is not None and team.leads:
                 task.progress(event(done, total, loop.history))
             if done == total:
