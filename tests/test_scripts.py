@@ -7,6 +7,7 @@ import importlib
 import inspect
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,10 +18,10 @@ SCRIPTS = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*
 
 def lookup(module: str, names: list[str]) -> object:
     """What a dotted name of the library stands for; a submodule counts."""
-    found: object = importlib.import_module(module)
+    found: Any = importlib.import_module(module)
     for name in names:
         if not hasattr(found, name) and hasattr(found, "__path__"):
-            importlib.import_module(f"{found.__name__}.{name}")  # type: ignore[attr-defined]
+            importlib.import_module(f"{found.__name__}.{name}")
         found = getattr(found, name)
     return found
 
@@ -79,10 +80,10 @@ def faults(source: str) -> Iterator[str]:
                 yield f"line {node.lineno}: {'.'.join(parts)}: {fault}"
 
 
-def misfit(called: object, node: ast.Call) -> str:
+def misfit(called: Any, node: ast.Call) -> str:
     """What a call's arguments have against the signature; empty where they fit or nobody knows."""
     try:
-        signature = inspect.signature(called)  # type: ignore[arg-type]
+        signature = inspect.signature(called)
     except (ValueError, TypeError):
         return ""
     places = [one for one in node.args if not isinstance(one, ast.Starred)]

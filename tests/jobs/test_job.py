@@ -116,4 +116,4 @@ def test_a_planner_s_keyword_is_found_by_its_name_elsewhere(wrong: str, right: s
         ft.plan(budget=ft.Budget(1.0, 1e-5), **{wrong: 100})
     assert right in str(refused.value)
     with pytest.raises(TypeError, match="such as examples="):
-        ft.plan(1000, budget=ft.Budget(1.0, 1e-5))  # type: ignore[call-overload]
+        ft.plan(1000, budget=ft.Budget(1.0, 1e-5))

@@ -231,6 +231,7 @@ def test_what_was_not_paid_for_is_refused() -> None:
         ({"scale": [1.0, "1", 1.0]}, "a number, not"),
         ({"scale": [1.0, 0.0, 1.0]}, "above 0"),
         ({"shift": "abc"}, "shift"),
+        ({"shift": []}, "one number for"),
     ],
 )
 def test_edited_constants_are_refused_before_training(change: dict[str, Any], words: str) -> None:

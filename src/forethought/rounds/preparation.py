@@ -348,8 +348,8 @@ class Prepared(Stored):
         given = values["constants"].items()
         found = {name: tuple(one) if isinstance(one, list) else one for name, one in given}
         found["ranges"] = tuple(map(tuple, found.get("ranges", ())))
-        found |= {"shift": reals("shift", found["shift"])}
-        found |= {"scale": reals("scale", found["scale"], above=0)}
+        found |= {"shift": reals("shift", found.get("shift", ()))}
+        found |= {"scale": reals("scale", found.get("scale", ()), above=0)}
         asked, constants = build(Preparation, values["preparation"]), build(InputConstants, found)
         if {len(constants.shift), len(constants.scale)} not in ({0}, {asked.features}):
             raise ValueError(f"shift and scale must have one number for each of {asked.features}")

@@ -14,8 +14,6 @@ from forethought.values.checks import suggestion
 KINDS: dict[str, type[Statistic]] = {
     one.kind: one for one in (Count, Sum, Mean, Histogram, Quantiles, Survival, AUC, Accuracy)
 }
-# Other names that people give, for the error.
-_ALSO = {"median": "quantiles", "average": "mean", "total": "sum"}
 
 
 def statistic(values: Mapping[str, Any], declared: Mapping[str, Column] | None = None) -> Statistic:
@@ -36,7 +34,7 @@ def statistic(values: Mapping[str, Any], declared: Mapping[str, Column] | None =
     word = given.pop("kind", None)
     if str(word) not in KINDS:  # a list has no hash
         told = "kind is missing" if word is None else f"kind = {word!r} is unknown"
-        near = suggestion(_ALSO.get(str(word), str(word)), KINDS)
+        near = suggestion(str(word), KINDS)
         raise ValueError(f"[[statistics]]: {told}: {near}")
     chosen = KINDS[word]
     names = [one.name for one in fields(chosen)]

@@ -835,7 +835,7 @@ def _rounds(loop: Loop, checkpointer: Checkpointer | None, task: Task) -> None:
     total, every, team = loop.plan.rounds, task.execution.checkpoint_every, task.team
     with loop.private, InterruptGuard() as guard:
         for number, done in enumerate(loop.rounds()):
-            if not number:
+            if not number:  # the modules stay the same
                 released_into(task.model)
             if task.progress is not None and team.leads:
                 task.progress(event(done, total, loop.history))

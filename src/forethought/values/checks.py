@@ -173,14 +173,15 @@ _ELSEWHERE = {
     "batch": ("batch_size", "lot_size", "minibatch"),
     "budget": ("dp", "privacy"),
     "clip_norm": ("clip", "clipping_norm", "l2_norm_clip", "max_grad_norm", "max_norm"),
-    "delta": ("target_delta",),
-    "epsilon": ("eps", "target_epsilon"),
     "examples": ("n", "dataset_size", "records", "sample_size"),
     "label": ("outcome", "target", "y"),
     "learning_rate": ("lr", "step_size"),
+    "mean": ("average",),
     "noise_multiplier": ("sigma",),
+    "quantiles": ("median",),
     "rounds": ("iterations", "steps"),
     "source": ("csv", "dataset", "file", "name", "path"),
+    "sum": ("total",),
 }
 
 
