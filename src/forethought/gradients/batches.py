@@ -162,6 +162,10 @@ class Blocks:
             end = min(start + most, count)
             yield start, end, self.fit(end - start)
 
+    def within(self, most: int) -> Blocks:
+        """Up to about eight sizes of at most ``most`` rows, a multiple of UNIT."""
+        return replace(self, sizes=tuple(range(most, 0, -_up(most / 8, UNIT)))[::-1])
+
     def others(self) -> Iterator[Blocks]:
         """Other block sizes, cheapest first, to try if these fail the test of equal bits."""
         most = self.sizes[-1]
@@ -380,7 +384,10 @@ class BatchFingerprint:
     Attributes:
         marks: one fingerprint for each example, int64. Equal numbers have equal fingerprints;
             different ones have the same with a chance of 2^-32 at most.
+        widest: the most numbers of one example that a value has.
     """
+
+    widest = 1
 
     def __init__(self, size: int) -> None:
         self.marks = torch.zeros(size, dtype=torch.int64)
@@ -413,6 +420,7 @@ class BatchFingerprint:
         rows = bits(whole.movedim(dim, 0)).flatten(1) if whole.dim() > 1 else bits(whole)[:, None]
         if len(rows) != len(self._now):
             return
+        self.widest = max(self.widest, rows.shape[1])
         together = 8 // rows.element_size()
         if not (rows.shape[1] % together or rows.storage_offset() % together):
             rows = rows.reshape(-1).view(torch.int64).view(len(rows), -1)

@@ -1428,6 +1428,7 @@ class ModelMemory:
         unshared: True if tensors that lanes write to are made for each lane.
         without: names of rules that failed.
         asks: True if values of the examples reach Python.
+        widest: the most numbers of one example that a value of a tried pass has.
         noted: (loss, key, value): blocks, from tests on made-up examples; ``JUDGED`` for losses
             that were compared with the loss of a whole batch.
     """
@@ -1435,6 +1436,7 @@ class ModelMemory:
     unshared: bool = False
     without: frozenset[str] = frozenset()
     asks: bool = False
+    widest: int = 1
     noted: list[tuple[weakref.ref[Any], Any, Any]] = field(default_factory=list)
 
     def found(self, loss: Any, key: Any) -> Any:
