@@ -4,6 +4,7 @@
     python benchmarks/gradients.py --model lenet5 --rounds 30 --threads 1
     python benchmarks/gradients.py --device cuda
     python benchmarks/gradients.py --fill                # what blocks of planned sizes cost
+    python benchmarks/gradients.py --short               # what blocks that are cut short save
     python benchmarks/gradients.py --smoke               # seconds; what CI runs
 
 A step is forward, loss and gradients, without the optimizer and without noise: the ordinary step
@@ -39,6 +40,7 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils._pytree import tree_map
 
 from forethought import gradients
+from forethought.gradients import clipped
 from forethought.gradients.batches import Blocks, planned
 
 warnings.filterwarnings("ignore", module="opacus")
@@ -316,6 +318,38 @@ def fill(repetitions: int) -> None:
             )
 
 
+SHORT = {"cnn": 512, "lenet5": 2048, "tempered-cnn": 2048, "mlp-64": 4096}
+SHORT |= {"resnet18-gn": 96, "vit-tiny": 96, "encoder": 128, "lstm": 512, "bert": 64}
+
+
+def short(repetitions: int, wanted: list[str] | None) -> None:
+    """Poisson batches of the mean size in blocks as long as planned, and cut short."""
+    large = clipped.LARGE
+    print(f"{'model':<14}{'batch':>6}{'time':>8}{'first':>8}   of blocks as long as planned")
+    for name, batch in SHORT.items():
+        if wanted and name not in wanted:
+            continue
+        row, plan = ROWS[name], planned(batch, batch**0.5)
+        inputs, targets = row.data(batch)
+        spent: dict[int, list[float]] = {1 << 60: [], large: []}
+        models = {}
+        for most in spent:
+            torch.manual_seed(0)
+            models[most] = row.model()
+        for repetition in range(repetitions + 1):  # in the first, blocks are probed
+            for most in sorted(spent, reverse=bool(repetition % 2)):
+                clipped.LARGE = most
+                start = time.process_time()
+                gradients.clipped_sum(models[most], losses, inputs, targets, CLIP_NORM, blocks=plan)
+                spent[most].append(time.process_time() - start)
+        clipped.LARGE = large
+        first, ratio = (
+            how(spent[large]) / how(spent[1 << 60])
+            for how in (lambda all: all[0], lambda all: statistics.median(all[1:]))
+        )
+        print(f"{name:<14}{batch:>6}{ratio:>8.2f}{first:>8.2f}", flush=True)
+
+
 def _columns(batch: int) -> tuple[Tensor, Tensor]:
     return torch.randn(batch, 123), torch.randint(0, 2, (batch,))
 
@@ -330,6 +364,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, help="of torch on the CPU")
     parser.add_argument("--clock", choices=CLOCKS, default="wall")
     parser.add_argument("--no-memory", action="store_true")
+    parser.add_argument("--short", action="store_true", help="blocks cut short, on one thread")
     parser.add_argument("--fill", action="store_true", help="blocks' cost, on one thread")
     parser.add_argument("--smoke", action="store_true", help="two small rows, few rounds")
     parser.add_argument("--json", type=Path, help="also write the results here")
@@ -341,6 +376,10 @@ def main() -> None:
         return
     if chosen.threads:
         torch.set_num_threads(chosen.threads)
+    if chosen.short:
+        torch.set_num_threads(1)
+        short(1 if chosen.smoke else chosen.rounds, chosen.model)
+        return
     if chosen.fill:
         torch.set_num_threads(1)
         fill(1 if chosen.smoke else chosen.rounds)

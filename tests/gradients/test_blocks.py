@@ -20,6 +20,7 @@ from forethought.gradients import SlowGradientsWarning, batches, clipped, clippe
 from forethought.gradients.batches import UNIT, Blocks, bits, filled, planned
 from forethought.gradients.clipped import COMPARED, Subject, numbers_behind
 from forethought.rounds.contributions import cross_entropy, squared_error
+from forethought.training.cost import peak
 
 
 @pytest.mark.parametrize("batch", [1, 7.3, 64, 256, 1024, 60_000])
@@ -55,6 +56,60 @@ def test_blocks_cover_a_batch_once() -> None:
         assert all(
             end - start <= size and size in found.sizes for start, end, size in found.cut(count)
         )
+
+
+@pytest.mark.parametrize("most", [32, 48, 64, 336, 2000])
+def test_shorter_blocks_cover_a_batch_once_and_are_filled_by_less_than_a_step(most: int) -> None:
+    found = planned(10_000, 100).within(most)
+    assert found.sizes[-1] == most and len(found.sizes) <= 8
+    step = max(UNIT, *np.diff(found.sizes), found.sizes[0])
+    assert step <= most / 8 + UNIT and all(size % UNIT == 0 for size in found.sizes)
+    for count in (1, most - 1, most, most + 1, 10_000):
+        cut = list(found.cut(count))
+        assert sum(end - start for start, end, _ in cut) == count
+        assert sum(size for _, _, size in cut) < count + step
+
+
+def image_case(count: int = 200) -> Case:
+    """A layer whose output has 12 × 10 × 10 numbers an example."""
+    torch.manual_seed(2)
+    model = nn.Sequential(nn.Conv2d(1, 12, 3, padding=1), nn.ReLU(), nn.Flatten())
+    model.append(nn.Linear(1200, 3))
+    return model, torch.randn(count, 1, 10, 10), torch.randint(0, 3, (count,))
+
+
+@pytest.mark.parametrize("make", [image_case, lambda: chained(200)])
+def test_values_that_a_processor_does_not_keep_shorten_the_blocks(
+    make: Callable[[], Case], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A third of the memory, the same sum; a chain of linear layers stays one product."""
+    found, bytes_held = [], []
+    for large in (1 << 22, 64 * 1200):
+        monkeypatch.setattr(clipped, "LARGE", large)
+        model, inputs, targets = make()
+
+        def run(
+            model: nn.Module = model, data: tuple[Any, Any] = (inputs, targets)
+        ) -> tuple[Any, Any]:
+            return clipped_sum(model, cross_entropy, *data, 0.1, blocks=planned(len(data[0]), 14.0))
+
+        found.append(run())  # the first call tries the blocks
+        bytes_held.append(peak(run))
+    (whole, norms), (short, other) = found
+    assert torch.allclose(norms, other, rtol=1e-5)
+    for name, one in whole.items():
+        assert torch.allclose(one, short[name], rtol=1e-5, atol=1e-6)
+    if make is image_case:
+        assert bytes_held[1] < 0.4 * bytes_held[0]
+    else:
+        assert bytes_held[1] == bytes_held[0]
+
+
+def test_a_device_that_is_no_processor_has_blocks_as_long_as_planned() -> None:
+    there = torch.empty(1, device="meta")
+    assert clipped.shortened(1024, 1 << 20, there) == 1024
+    assert clipped.shortened(1024, 1 << 20, torch.empty(1)) == 4 * UNIT
+    assert clipped.shortened(20, 1 << 20, torch.empty(1)) == 20
 
 
 def test_a_block_is_filled_with_its_own_examples() -> None:

@@ -110,6 +110,19 @@ def test_what_an_example_takes_does_not_hang_on_the_micro_batch_asked(
         assert found.memory - found.program == pytest.approx(wanted, rel=0.15)
 
 
+@pytest.mark.slow
+def test_a_processor_that_cuts_blocks_short_takes_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clipped, "LARGE", 64 * 32 * FEATURES)  # of 64 examples
+    data = tuple(torch.cat([part] * 3) for part in table())
+    plan, model = planned(examples=3 * COUNT), wide()
+    found = ft.cost(model, data, plan)
+    assert found.micro_batch == 192 and found.block == 64
+    assert found.tried == 64 + 2 * (2 * 64 + 16 + 32 + 48 + 64)
+    held = sum(p.nbytes for p in model.parameters())
+    wanted = held + peak(lambda: ft.train(model, data, plan, diagnostics=False))
+    assert found.memory - found.program == pytest.approx(wanted, rel=0.15)
+
+
 class Numbered(nn.Module):
     """Layers that are alike, taken by their numbers."""
 

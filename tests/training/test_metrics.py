@@ -11,8 +11,10 @@ from scipy.special import ndtr
 from torch import nn
 
 from drawn import randn
+from forethought.gradients import clipped, clipped_sum
+from forethought.gradients.batches import planned
 from forethought.rounds.contributions import correct, cross_entropy, default_loss, squared_error
-from forethought.rounds.records import TensorRecords
+from forethought.rounds.records import Indices, TensorRecords
 from forethought.training.metrics import (
     PRIVATE,
     PUBLIC,
@@ -55,6 +57,35 @@ def test_evaluation_uses_other_weights_in_evaluation_mode() -> None:
     loss, accuracy = evaluate(model, {"0.weight": torch.eye(2)}, cross_entropy, records)
     assert accuracy == 1.0 and loss == pytest.approx(math.log1p(math.exp(-3)), rel=1e-5)
     assert model.training and model[1].training
+
+
+class Noted(TensorRecords):
+    """Records that note how many are taken at once."""
+
+    def __init__(self, inputs: torch.Tensor, targets: torch.Tensor) -> None:
+        super().__init__(inputs, targets)
+        self.rows: list[int] = []
+
+    def take(self, indices: Indices) -> tuple[torch.Tensor, torch.Tensor]:
+        self.rows.append(len(indices))
+        return super().take(indices)
+
+
+def test_a_model_that_a_pass_was_tried_on_answers_as_many_rows_as_a_processor_keeps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(clipped, "LARGE", 64 * 300)  # 64 rows of the convolution's numbers
+    layers = nn.Unflatten(1, (1, -1)), nn.Conv1d(1, 3, 1), nn.Tanh(), nn.Flatten()
+    model = nn.Sequential(*layers, nn.Linear(300, 2))
+    records = Noted(randn(1500, 100), torch.zeros(1500, dtype=torch.int64))
+    before = evaluate(model, {}, cross_entropy, records)
+    assert set(records.rows) == {500}
+    inputs, targets = records.take(np.arange(40))
+    clipped_sum(model, cross_entropy, inputs, targets, 1.0, blocks=planned(40, 0.0))
+    records.rows.clear()
+    after = evaluate(model, {}, cross_entropy, records)
+    assert set(records.rows) <= {62, 63} and sum(records.rows) == 1500
+    assert after == pytest.approx(before)
 
 
 def test_losses_give_one_value_an_example() -> None:

@@ -96,7 +96,7 @@ class Gradients:
 
     Args:
         loss: one value per example. rule: turns norms into factors.
-        micro_batch: examples whose gradients are held at once; None: all of them.
+        micro_batch: the most examples whose gradients are held at once; None: any number.
         batch_dims: the batch dimensions of the model, as its owner declares.
         processes: number of processes that compute a round together, each its share.
     """

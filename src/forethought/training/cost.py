@@ -28,7 +28,8 @@ import torch
 from torch import Tensor, nn
 
 from forethought.gradients import SlowGradientsWarning, batches, check_model
-from forethought.gradients.clipped import COMPARED, trial_size
+from forethought.gradients.boundary import memory_of
+from forethought.gradients.clipped import COMPARED, shortened, trial_size
 from forethought.gradients.sums import flat
 from forethought.rounds.contributions import Gradients, Loss
 from forethought.rounds.randomness import Seeds
@@ -68,7 +69,7 @@ class Cost:
         tried: made-up examples that run before the first round, to see that an example's place in a
             block does not change its bits.
         least: bytes, without the program's, that even small blocks take.
-        block: examples of micro_batch that are computed at once; 0: all.
+        block: examples of micro_batch that are computed at once here; 0: all.
     """
 
     weights: float
@@ -223,6 +224,9 @@ def cost(
     begin, time_of_block = _line(blocks, rounds, more)
     unit = max((_bytes(part) for stack in stacks or () for part in stack), default=_bytes(model))
     told = weights, each, unit, max(0.0, program), round(held), plan.rounds, plan.mean_batch
+    here = shortened(own_blocks.sizes[-1], trial.widest, tuple(model.parameters()))
+    if here < own_blocks.sizes[-1]:
+        own_blocks, block = own_blocks.within(here), min(block, here)
     tried = 0 if alone else trial_size(own_blocks)
     return Cost(*told, begin, time_of_block / min(longer, most), tried, least, block)
 
@@ -308,7 +312,10 @@ class _TrialRounds:
     Attributes:
         blocks: number of blocks of a batch whose peak is measured, computed one after the other.
         alone: True if the examples of the last trial were computed one at a time.
+        widest: the most numbers of one example that a value has.
     """
+
+    widest = 1
 
     def __init__(self, model: nn.Module, records: Records, plan: Plan, loss: Loss | None) -> None:
         self._model, self._loss, self._plan, self.blocks, self.alone = model, loss, plan, 1, False
@@ -344,6 +351,7 @@ class _TrialRounds:
             how |= {"loss": self._loss, "seeds": Seeds(0, 0), "diagnostics": not progress}
             here.run(train, model, data, plan, **how)
         self.alone = any(issubclass(one.category, SlowGradientsWarning) for one in told)
+        self.widest = max(self.widest, memory_of(model).widest)
 
 
 def _like(leaf: Any, size: int) -> Any:

@@ -18,13 +18,12 @@ from numpy.typing import NDArray
 from scipy.special import betaincinv, ndtr, ndtri, softmax
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.utils._pytree import tree_leaves
 
 from forethought.accounting.interval import at_least, at_most, bisected
 from forethought.gradients import BatchDims
 from forethought.gradients.batches import call, filled
-from forethought.gradients.boundary import shards_of
-from forethought.gradients.clipped import outputs_in_front, placed, rows_alike
+from forethought.gradients.boundary import memory_of, shards_of
+from forethought.gradients.clipped import outputs_in_front, placed, rows_alike, shortened
 from forethought.rounds.contributions import Loss, correct, mixing_layers, undisturbed
 from forethought.rounds.records import Records
 
@@ -525,18 +524,6 @@ def chosen_measures(task: str, names: Sequence[str] | None) -> tuple[str, ...]:
 
 
 EVALUATION_BATCH = 512
-# On a processor a pass takes this many float32 numbers, so that what a layer makes of them stays in
-# its cache: a CNN of four convolutions answers images of CIFAR-10 1.8 times as fast as 512 at once.
-_CACHED, _FEW = 1 << 18, 64
-
-
-def _rows(inputs: Any, most: int) -> int:
-    """How many rows one pass without gradients takes, from one or more rows of inputs."""
-    leaves = [x for x in tree_leaves(inputs) if isinstance(x, Tensor)]
-    if any(x.device.type != "cpu" for x in leaves):
-        return most
-    numbers = sum(x[:1].numel() for x in leaves)
-    return min(most, max(_FEW, _CACHED // max(1, numbers)))
 
 
 @dataclass(frozen=True)
@@ -638,14 +625,13 @@ def evaluate(
         mixing = []
     shards = shards_of(model)
     having = nullcontext() if shards is None else shards.having(parameters)
-    at_once = EVALUATION_BATCH
-    if not mixing:
-        at_once = _rows(records.take(np.zeros(1, dtype=np.int64))[0], at_once)
+    widest = 1 if mixing else memory_of(model).widest  # of passes that were tried
+    rows = shortened(EVALUATION_BATCH, widest, tuple(model.parameters()))
     with undisturbed(model, loss), torch.no_grad(), having:
         model.eval()
         for layer in mixing:
             layer.train()
-        for indices in np.array_split(np.arange(size), max(1, -(-size // at_once))):
+        for indices in np.array_split(np.arange(size), max(1, -(-size // rows))):
             inputs, targets = records.take(indices)
             if shards is None:
                 outputs = functional_call(model, parameters, *_arguments(placed(inputs, dims)))
@@ -678,7 +664,7 @@ def share_alone(model: nn.Module, loss: Loss, records: Records) -> float | None:
             model.eval()
             return lanes(inputs) if size > 1 else call(model, inputs)
 
-    lanes, size, right = torch.vmap(one), _rows(form, EVALUATION_BATCH), 0
+    lanes, size, right = torch.vmap(one), EVALUATION_BATCH, 0
     try:
         draw = torch.Generator(form.device)  # its own: models may be built between scores
         made_up = torch.empty(size, *form.shape[1:], dtype=form.dtype, device=form.device)
@@ -944,8 +930,7 @@ def outputs_of(model: torch.nn.Module, inputs: Any) -> NDArray[np.float32]:
     like = next(model.parameters())
     rows = torch.as_tensor(inputs)
     with evaluating(model), torch.no_grad():
-        parts = torch.split(rows, _rows(rows[:1].to(like), _ROWS))
-        found = [model(some.to(like)).float().cpu() for some in parts]
+        found = [model(some.to(like)).float().cpu() for some in torch.split(rows, _ROWS)]
     return torch.cat(found).numpy()
 
 
