@@ -309,6 +309,23 @@ def transposed_convolution_3d() -> Case:
 
 
 @architecture
+def max_pools_of_every_form() -> Case:
+    def forward(m: Any, x: Tensor) -> Tensor:
+        y = m.first(x)
+        y = F.max_pool2d(y, 2, 1) + F.max_pool2d(y, (4, 2), (1, 1), (1, 0))
+        y = m.second(y).clamp(-0.3, 0.3)  # equal numbers in a window
+        least, places = F.max_pool2d(-y, 2, return_indices=True)
+        back = F.max_unpool2d(least, places, 2, output_size=y.shape[-2:])
+        wide = torch.max_pool2d(y, [2, 2], [2, 1], 0, [1, 2], True)
+        alone = torch.stack([F.max_pool2d(image, 3, stride=2) for image in y])  # no batch dimension
+        five = F.max_pool2d(F.max_pool2d(y.unsqueeze(1).flatten(0, 1), 2), kernel_size=2)
+        parts = (F.max_pool2d(y, 3, padding=1), back, wide, alone, five)
+        return torch.stack([part.square().flatten(1).sum(1) for part in parts], 1)
+
+    return Run(forward, first=nn.Conv2d(2, 4, 3), second=nn.Conv2d(4, 3, 2)), randn(B, 2, 11, 10)
+
+
+@architecture
 def frames_folded_into_the_batch() -> Case:
     def forward(m: Any, x: Tensor) -> Tensor:
         y = m.norm(m.conv(x.flatten(0, 1))).tanh()
