@@ -46,6 +46,7 @@ def parsed(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"))
 
 
+@cache
 def words(name: str) -> set[str]:
     """``_lastKeeper_of`` → last, keeper, of."""
     return set(re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower().split("_"))

@@ -189,6 +189,7 @@ def test_a_rare_single_trial_is_not_free():
     assert best_of(rdp(mechanism), PoissonTrials(0.003)).epsilon(1e-4) > 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mean", [0.05, 0.8, 6.0])
 def test_whole_selections_by_simulation(mean):
     # Draws of K as a run makes them, then K releases, then the best: the event "above 2" in both

@@ -98,6 +98,7 @@ def sums(values: tuple[float, ...], batch: int, sigma: float) -> dict[float, flo
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("adjacency", "group", "attained"),
     [("zero-out", 1, True), ("zero-out", 2, False), ("replace-one", 2, False)],

@@ -69,6 +69,7 @@ def test_who_was_away_goes_on_with_the_phase_that_the_others_are_in() -> None:
     assert sent(machine.handle(from_server(model(6))), Leave)[0].reason == "plan used up"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", ["synchronous", "asynchronous", "published"])
 def test_each_client_releases_its_phases_and_no_other_round(rule: str, tmp_path: Path) -> None:
     changes: dict[str, Any] = {"rule": rule}

@@ -241,6 +241,7 @@ def test_a_paid_run_that_cannot_write_its_job_is_refunded_and_can_be_tried_again
     book.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("paid", [True, False])
 def test_a_run_that_takes_the_place_of_another_does_not_go_on_with_its_releases(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, paid: bool
@@ -323,6 +324,7 @@ def test_a_folder_of_a_job_that_names_no_basis_is_read_without_one(tmp_path: Pat
     assert load_job(resumed(tmp_path)).dataset.shape == (4,)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("training", "features", "statistics"),
     [

@@ -256,6 +256,7 @@ def test_a_client_that_left_begins_again_and_is_settled_once(tmp_path: Path) -> 
     assert not (client.out / KEYS).exists()
 
 
+@pytest.mark.slow
 def test_who_left_and_came_back_counts_its_whole_plan(tmp_path: Path) -> None:
     client = Client(tmp_path)
     left = client.part(*client.models(0, 3), leave=True)
@@ -312,6 +313,7 @@ def test_a_kill_between_the_mark_and_the_ledger_costs_nothing(
     assert done.updates == 8 and client.held == ("settled", 8)
 
 
+@pytest.mark.slow
 def test_a_model_that_cannot_be_written_costs_nothing_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -344,6 +346,7 @@ name = "b"
 """
 
 
+@pytest.mark.slow
 def test_a_client_pays_for_its_own_phases(tmp_path: Path) -> None:
     client = Client(tmp_path, PHASES.format("phases = [2]"), epsilon=2.5)
     models = [client.sealing.seal(0, Model(k - 4, k, client.start)) for k in range(4, 8)]

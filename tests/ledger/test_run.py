@@ -601,6 +601,7 @@ def test_a_changed_loss_pays_for_its_rounds_again(tmp_path: Path) -> None:
     assert verified(out, ledger=ledger.url).statement == run.statement
 
 
+@pytest.mark.slow
 def test_phases_that_were_not_run_return(tmp_path: Path) -> None:
     ledger, book = opened(tmp_path)
     parts = [Rounds(noise, 10, Poisson(0.2)) for noise in (4.0, 3.0, 2.0)]
@@ -646,6 +647,7 @@ def test_phases_chosen_by_results_are_paid_one_by_one(tmp_path: Path) -> None:
     assert not (tmp_path / "run" / RESERVATION).exists()
 
 
+@pytest.mark.slow
 def test_phases_are_paid_by_every_account_that_shares_persons(tmp_path: Path) -> None:
     ledger, book = shared(tmp_path)
     out = tmp_path / "run"
@@ -703,6 +705,7 @@ def opened_beside(book: Store, ledger: Ledger) -> Ledger:
     return Ledger(ledger.url, book.open_account(Account("beside", Budget(8.0, 1e-5))).data)
 
 
+@pytest.mark.slow
 def test_phases_that_were_settled_before_a_kill_get_their_statement(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -892,6 +895,7 @@ def test_a_search_is_reserved_whole_before_a_record_is_read(tmp_path: Path) -> N
     verified(tmp_path / "run", ledger=ledger.url)
 
 
+@pytest.mark.slow
 def test_a_search_that_stopped_is_charged_from_its_first_trial_on(tmp_path: Path) -> None:
     ledger, book = opened(tmp_path)
     made: list[int] = []

@@ -69,6 +69,7 @@ def test_a_batch_for_rounds_is_never_nonsense(
         assert batch * rounds <= defaults.EPOCHS_LIMIT * examples + rounds
 
 
+@pytest.mark.slow
 @settings(max_examples=300)
 @given(examples=sizes, epsilon=epsilons, epochs=st.floats(1e-3, 1e4))
 def test_a_batch_for_epochs_leaves_enough_rounds(

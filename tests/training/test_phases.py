@@ -235,6 +235,7 @@ def test_a_phase_that_does_not_fit_is_never_run(plan: Plan) -> None:
     assert run.stopped == "the budget was used up"
 
 
+@pytest.mark.slow
 def test_a_phase_of_another_plan_leaves_the_run_whole(plan: Plan, tmp_path: Path) -> None:
     """The rule is mended and the run resumed: the phase before it was paid for."""
     for words, wrong in {
@@ -409,6 +410,7 @@ def test_a_lost_state_is_not_made_up(plan: Plan, tmp_path: Path) -> None:
         go(plan, out=tmp_path / "run", resume=True)
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_resumes_and_another_is_refused(plan: Plan, tmp_path: Path) -> None:
     def stop(event: Event) -> None:
         if event.round == 10:
