@@ -324,7 +324,7 @@ SHORT |= {"resnet18-gn": 96, "vit-tiny": 96, "encoder": 128, "lstm": 512, "bert"
 
 def short(repetitions: int, wanted: list[str] | None) -> None:
     """Poisson batches of the mean size in blocks as long as planned, and cut short."""
-    large = clipped.LARGE
+    large = clipped.MOST_NUMBERS
     print(f"{'model':<14}{'batch':>6}{'time':>8}{'first':>8}   of blocks as long as planned")
     for name, batch in SHORT.items():
         if wanted and name not in wanted:
@@ -338,11 +338,11 @@ def short(repetitions: int, wanted: list[str] | None) -> None:
             models[most] = row.model()
         for repetition in range(repetitions + 1):  # in the first, blocks are probed
             for most in sorted(spent, reverse=bool(repetition % 2)):
-                clipped.LARGE = most
+                clipped.MOST_NUMBERS = most
                 start = time.process_time()
                 gradients.clipped_sum(models[most], losses, inputs, targets, CLIP_NORM, blocks=plan)
                 spent[most].append(time.process_time() - start)
-        clipped.LARGE = large
+        clipped.MOST_NUMBERS = large
         first, ratio = (
             how(spent[large]) / how(spent[1 << 60])
             for how in (lambda all: all[0], lambda all: statistics.median(all[1:]))

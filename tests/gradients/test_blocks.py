@@ -85,7 +85,7 @@ def test_values_that_a_processor_does_not_keep_shorten_the_blocks(
     """A third of the memory, the same sum; a chain of linear layers stays one product."""
     found, bytes_held = [], []
     for large in (1 << 22, 64 * 1200):
-        monkeypatch.setattr(clipped, "LARGE", large)
+        monkeypatch.setattr(clipped, "MOST_NUMBERS", large)
         model, inputs, targets = make()
 
         def run(

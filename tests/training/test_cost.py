@@ -112,7 +112,7 @@ def test_what_an_example_takes_does_not_hang_on_the_micro_batch_asked(
 
 @pytest.mark.slow
 def test_a_processor_that_cuts_blocks_short_takes_less(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(clipped, "LARGE", 64 * 32 * FEATURES)  # of 64 examples
+    monkeypatch.setattr(clipped, "MOST_NUMBERS", 64 * 32 * FEATURES)  # of 64 examples
     data = tuple(torch.cat([part] * 3) for part in table())
     plan, model = planned(examples=3 * COUNT), wide()
     found = ft.cost(model, data, plan)

@@ -74,7 +74,7 @@ class Noted(TensorRecords):
 def test_a_model_that_a_pass_was_tried_on_answers_as_many_rows_as_a_processor_keeps(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(clipped, "LARGE", 64 * 300)  # 64 rows of the convolution's numbers
+    monkeypatch.setattr(clipped, "MOST_NUMBERS", 64 * 300)  # 64 rows of the convolution's numbers
     layers = nn.Unflatten(1, (1, -1)), nn.Conv1d(1, 3, 1), nn.Tanh(), nn.Flatten()
     model = nn.Sequential(*layers, nn.Linear(300, 2))
     records = Noted(randn(1500, 100), torch.zeros(1500, dtype=torch.int64))

@@ -551,17 +551,17 @@ def _alike(blocks: batches.Blocks, subject: Subject, data: Any) -> bool:
 
 # Numbers of a value whose memory the C library keeps after use. That of a larger one goes back to
 # the system and is cleared for the next: a CNN by 512 images takes 1.4 times as long as by 128.
-LARGE = 1 << 22
+MOST_NUMBERS = 1 << 22
 
 
 def shortened(most: int, widest: int, data: Any) -> int:
-    """The rows of a block of at most ``most`` in which no value has more than LARGE numbers.
+    """The rows of a block of at most ``most`` in which no value has more than MOST_NUMBERS.
 
     At least four UNIT, and all ``most`` where data is on another device than a processor.
     """
-    if next(batches.tensors(data)).device.type != "cpu":
+    if any(leaf.device.type != "cpu" for leaf in batches.tensors(data)):
         return most
-    return min(most, max(4, LARGE // widest // batches.UNIT) * batches.UNIT)
+    return min(most, max(4, MOST_NUMBERS // widest // batches.UNIT) * batches.UNIT)
 
 
 def rows_alike(compute: Callable[[Tensor], Tensor], rows: Tensor) -> bool:
