@@ -82,7 +82,10 @@ def image_case(count: int = 200) -> Case:
 def test_values_that_a_processor_does_not_keep_shorten_the_blocks(
     make: Callable[[], Case], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A third of the memory, the same sum; a chain of linear layers stays one product."""
+    """Four values of 64 examples at most, the same sum; a chain of linear layers is one product.
+
+    On kernels whose bits hang on the place, blocks are shorter than that from the start.
+    """
     found, bytes_held = [], []
     for large in (1 << 22, 64 * 1200):
         monkeypatch.setattr(clipped, "MOST_NUMBERS", large)
@@ -100,7 +103,7 @@ def test_values_that_a_processor_does_not_keep_shorten_the_blocks(
     for name, one in whole.items():
         assert torch.allclose(one, short[name], rtol=1e-5, atol=1e-6)
     if make is image_case:
-        assert bytes_held[1] < 0.4 * bytes_held[0]
+        assert bytes_held[1] < 4 * 64 * 1200 * 4
     else:
         assert bytes_held[1] == bytes_held[0]
 

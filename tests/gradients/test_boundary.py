@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,6 +34,24 @@ def test_a_lane_is_one_example_and_its_physical_tensor_is_all() -> None:
             assert torch.equal(boundary.rows(doubled), 2 * x.movedim(2, 0))
         assert boundary.current_level() == level
     assert boundary.current_level() == -1
+
+
+TRANSFORMING = """
+import torch
+from forethought.gradients import clipped_sum
+
+class Model(torch.nn.Linear):
+    def forward(self, x):
+        return super().forward(x + torch.func.grad(torch.sum)(x))
+
+clipped_sum(Model(3, 2), lambda o, t: o.sum(1), torch.ones(4, 3), torch.zeros(4), 1.0)
+torch.func.grad(torch.sum)(torch.ones(3))
+"""
+
+
+@pytest.mark.skipif(torch.__version__ >= "2.9", reason="only torch 2.8 imports its compiler there")
+def test_a_pass_does_not_break_the_compiler_that_torch_imports_inside_it() -> None:
+    subprocess.run([sys.executable, "-W", "ignore", "-c", TRANSFORMING], check=True)
 
 
 def test_the_level_ends_when_the_pass_raises() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import sys
 import weakref
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -93,6 +94,11 @@ def _place_of_inplace(function: FunctionType) -> int:
     return names.index("inplace") if "inplace" in names else -1
 
 
+def _importing(name: str) -> bool:
+    """True while a module is imported: torch 2.8's functional transforms import the compiler."""
+    return bool(getattr(getattr(sys.modules.get(name), "__spec__", None), "_initializing", False))
+
+
 def changes(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
     """True if a call changes its first argument, ``inplace=True`` included."""
     known = _WRITES.get(func)
@@ -162,8 +168,8 @@ class Masks:
         key = (number, shape, chance, like.dtype, like.device)
         if key not in self._drawn:
             digest = hashlib.blake2b(f"{self._base} {key}".encode(), digest_size=8).digest()
-            generator = torch.Generator(like.device)
-            generator.manual_seed(int.from_bytes(digest, "big") >> 1)
+            seed = int.from_bytes(digest, "big") >> 1
+            generator = torch.Generator(like.device).manual_seed(seed)
             mask = torch.empty(self.width, *shape, dtype=like.dtype, device=like.device)
             mask.bernoulli_(1 - chance, generator=generator)
             self._drawn[key] = mask.div_(1 - chance) if chance < 1 else mask
@@ -185,9 +191,7 @@ class Draws:
 
     def __init__(self, masks: Masks, mine: Tensor | None, apart: bool) -> None:
         self._masks, self._width = masks, masks.width
-        self._mine = mine
-        self.number = 0
-        self.apart = apart
+        self._mine, self.number, self.apart = mine, 0, apart
         if mine is not None:
             self._real = len(set(mine.tolist()))
             # Lanes of other passes take part with the values of the first lane of this pass.
@@ -251,9 +255,7 @@ class Draws:
 
             drawn = func(*tree_map(widen, args), **tree_map(widen, dict(kwargs)))
             if not isinstance(drawn, Tensor):
-                raise NotVectorisable(
-                    "a random function with several results, in lanes that run apart"
-                )
+                raise NotVectorisable("random numbers in several results, in lanes that run apart")
             if not is_lane(drawn):
                 return drawn
             with outside():
@@ -784,7 +786,7 @@ class VmapMode(TorchFunctionMode):
             SharedBufferWrite: examples are written into a tensor that all lanes share.
             Refused: they are written into a parameter, a buffer or another tensor from outside.
         """
-        if changes(func, args, kwargs):
+        if changes(func, args, kwargs) and not _importing("torch._dynamo"):
             self._check_target(kwargs.get("out", args[0] if args else None))
         run = PHYSICAL.get(func)
         if run is not None and any(isinstance(v, Tensor) and is_lane(v) for v in args):
