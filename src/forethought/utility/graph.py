@@ -22,8 +22,6 @@ from forethought.values.checks import one_of, real, reals, whole
 from forethought.values.plan import Plan
 from forethought.values.serialisation import Readers, Stored
 
-UTILITY_SCHEMA = "forethought/utility-graph/1"
-
 Source = Literal["public", "synthetic", "released", "private"]
 SOURCES: tuple[Source, ...] = get_args(Source)
 
@@ -72,7 +70,7 @@ class UtilityGraph(Stored):
             any model without noise.
     """
 
-    SCHEMA: ClassVar[str] = UTILITY_SCHEMA
+    SCHEMA: ClassVar[str] = "forethought/utility-graph/1"
     CALLED: ClassVar[str] = "utility graph"
     PARTS: ClassVar[Readers] = {"training": Plan.from_dict}
 

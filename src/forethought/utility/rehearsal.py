@@ -25,7 +25,7 @@ from forethought.training.run import train
 from forethought.utility.perturbing import initial
 from forethought.values.checks import function, instance, one_of, real, whole
 from forethought.values.plan import Plan
-from forethought.values.serialisation import Stored, plain
+from forethought.values.serialisation import Readers, Stored, plain
 from forethought.values.use import is_linear
 
 # The error of a rehearsal that is due to the difference of private and public data.
@@ -256,8 +256,6 @@ def mixed(seed: int, repeat: int) -> int:
 # source shows; the errors of rehearsals on pairs of data sets in a declared relation estimate it.
 
 
-REHEARSAL_SCHEMA = "forethought/rehearsal/4"
-
 COVERS = (
     "one more run of this plan on records drawn like the rehearsal's: which records are in the "
     "training and test part, initial weights, sampling and noise"
@@ -306,8 +304,9 @@ class Rehearsal(Stored):
     """
 
     LATER: ClassVar[tuple[str, ...]] = ("measure",)
-    SCHEMA: ClassVar[str] = REHEARSAL_SCHEMA
+    SCHEMA: ClassVar[str] = "forethought/rehearsal/4"
     CALLED: ClassVar[str] = "rehearsal"
+    PARTS: ClassVar[Readers] = {"plan": Plan.from_dict, "accuracies": tuple, "baselines": tuple}
 
     accuracies: tuple[float, ...]
     baselines: tuple[float, ...]
@@ -466,11 +465,7 @@ class Rehearsal(Stored):
 
     @classmethod
     def _restore(cls, values: dict[str, Any]) -> Rehearsal:
-        known = {name: values[name] for name in super()._keys() if name in values}
-        known["plan"] = Plan.from_dict(known["plan"])
-        for name in ("accuracies", "baselines"):
-            known[name] = tuple(known[name])
-        return cls(**known)
+        return super()._restore({name: values[name] for name in super()._keys()})
 
 
 def rehearse(

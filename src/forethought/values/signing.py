@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forethought.values.serialisation import build, canonical, parse, write_secret
+from forethought.values.serialisation import canonical, parse, write_secret
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import (
@@ -72,11 +72,6 @@ class Signature:
     def fingerprint(self) -> str:
         """Short name of the public key: 16 digits of its hash."""
         return _fingerprint(bytes.fromhex(self.public_key))
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Signature:
-        """The signature from a JSON object with exactly its fields. Raises ValueError otherwise."""
-        return build(cls, values, "signature")
 
 
 @dataclass(frozen=True)
