@@ -32,7 +32,7 @@ from typing import (
 )
 
 from forethought.values import checks
-from forethought.values.checks import described, frozen, one_of, real, settle, whole
+from forethought.values.checks import described, frozen, one_of, optional, real, settle, whole
 from forethought.values.serialisation import Stored, build, exact_keys, of_kind, tagged
 from forethought.values.strategies import STRATEGIES, Strategy
 
@@ -394,7 +394,7 @@ class RandomAllocation(SureTurns, AnyExamples, FreshBatches, Sampling):
 
 
 @dataclass(frozen=True)
-class CyclicPoisson(IndependentDraws, Sampling):
+class CyclicPoisson(AnyExamples, IndependentDraws, Sampling):
     """The records are divided into ``parts`` parts, and round i draws from part i mod parts.
 
     Each record's part is uniform, independent and fixed. A round's batch holds every record of its
@@ -421,9 +421,6 @@ class CyclicPoisson(IndependentDraws, Sampling):
 
     def resized(self, size: float, examples: int) -> CyclicPoisson:
         return CyclicPoisson(min(1.0, size * self.parts / examples), self.parts)
-
-    def known_examples(self) -> None:
-        return None
 
     def pool(self, examples: int) -> float:
         return examples / self.parts
@@ -492,7 +489,6 @@ Clipping = Literal["example", "group"]
 
 ADJACENCIES: tuple[Adjacency, ...] = get_args(Adjacency)
 CLIPPINGS: tuple[Clipping, ...] = get_args(Clipping)
-SCHEMA = "forethought/mechanism/2"
 
 
 class UnsupportedMechanismError(ValueError):
@@ -684,7 +680,7 @@ class Mechanism(Stored):
               groups=None), adjacency='add-or-remove')
     """
 
-    SCHEMA: ClassVar[str] = SCHEMA
+    SCHEMA: ClassVar[str] = "forethought/mechanism/2"
     CALLED: ClassVar[str] = "mechanism"
 
     rounds: tuple[Rounds, ...]
@@ -989,8 +985,7 @@ class Local:
         for name, value in self.options:
             _check_option(name, value)
         settle(self, passes=whole("passes of local", self.passes, most=MOST_PASSES))
-        if self.step is not None:
-            settle(self, step=whole("step of local", self.step))
+        settle(self, step=optional(whole, "step of local", self.step))
 
     @property
     def is_gradient(self) -> bool:

@@ -35,7 +35,7 @@ from typing import (
 
 from forethought.values import serialisation
 from forethought.values.caveats import Caveat, caveats, choice, still_chosen
-from forethought.values.checks import one_of, real, require_parts, settle, whole
+from forethought.values.checks import one_of, optional, real, require_parts, settle, whole
 from forethought.values.mechanism import (
     Adjacency,
     Augmentation,
@@ -217,9 +217,8 @@ class Preparation:
             settle(self, classes=whole("classes", self.classes, least=2))
         settle(self, bins=whole("bins", self.bins, least=2, most=10_000))
         settle(self, tails=real("tails", self.tails, above=0, below=0.5))
-        if self.noise_multiplier is not None:
-            sigma = real("noise_multiplier of preparation", self.noise_multiplier, least=0)
-            settle(self, noise_multiplier=sigma)
+        sigma = optional(real, "noise_multiplier of preparation", self.noise_multiplier, least=0)
+        settle(self, noise_multiplier=sigma)
 
     def _settle_ranges(self, names: tuple[str, ...]) -> None:
         if names[0] != "ranges" or {"moments", "quantiles"} & set(names):
@@ -370,8 +369,7 @@ class Clip:
         real("quantile_rate", self.quantile_rate, above=0)
         if (self.rule == "quantile") != (self.count_noise is not None):
             raise ValueError("count_noise goes with the clip rule 'quantile', and only with it")
-        if self.count_noise is not None:
-            real("count_noise", self.count_noise, above=0)
+        optional(real, "count_noise", self.count_noise, above=0)
         if self.final is not None:
             if self.rule == "quantile":
                 raise ValueError("the clip rule 'quantile' moves the norm by itself: drop final")
@@ -691,7 +689,6 @@ class Privacy:
 # The Plan: one frozen value that is planned, run, accounted and stored with the result.
 
 
-PLAN_SCHEMA = "forethought/plan/2"
 DECLARED = Caveat("declared")
 # Arguments of a plan that are no numbers of its own.
 _NO_NUMBERS = frozenset({"reasons", "hyperparameters", "not_covered", "augmentation"})
@@ -752,7 +749,7 @@ class Plan(serialisation.Stored):
         examples, delta, …, gradient_filter: those of ``privacy`` and ``use``.
     """
 
-    SCHEMA: ClassVar[str] = PLAN_SCHEMA
+    SCHEMA: ClassVar[str] = "forethought/plan/2"
     CALLED: ClassVar[str] = "plan"
 
     privacy: Privacy
