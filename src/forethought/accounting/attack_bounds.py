@@ -130,7 +130,13 @@ def attack_of(
         epsilon: the ε that is proven at ``delta``.
         accuracy: relative accuracy of the trade-off function's δ.
     """
-    rows = _by_epsilon(epsilon, delta)
+    # (ε, δ) bounds every test's power: TPR ≤ e^ε FPR + δ and, with the roles exchanged,
+    # 1 − FPR ≤ e^ε (1 − TPR) + δ  (Kairouz, Oh, Viswanath 2015, Theorem 2.1).
+    grown = math.exp(min(epsilon, 700.0))
+    rows = tuple(
+        (rate, max(min(grown * rate + delta, 1 - (1 - rate - delta) / grown, 1.0), 0.0))
+        for rate in FALSE_POSITIVE_RATES
+    )
     faced = way.faced(mechanism, details)
     if faced is not None and math.isfinite(epsilon):
         # The whole trade-off function gives a tighter bound than a single (ε, δ).
@@ -146,16 +152,6 @@ def attack_of(
 def _powers(mechanism: Mechanism, group: int, accuracy: float) -> tuple[float, ...]:
     misses = tradeoff(mechanism, group, accuracy)(FALSE_POSITIVE_RATES)
     return tuple(float(1 - missed) for missed in misses)
-
-
-def _by_epsilon(epsilon: float, delta: float) -> Attack:
-    # (ε, δ) bounds every test's power: TPR ≤ e^ε FPR + δ and, with the roles exchanged,
-    # 1 − FPR ≤ e^ε (1 − TPR) + δ  (Kairouz, Oh, Viswanath 2015, Theorem 2.1).
-    grown = math.exp(min(epsilon, 700.0))
-    return tuple(
-        (rate, max(min(grown * rate + delta, 1 - (1 - rate - delta) / grown, 1.0), 0.0))
-        for rate in FALSE_POSITIVE_RATES
-    )
 
 
 _STEP = 0.05

@@ -319,23 +319,19 @@ def _release(
     return curve(hits.chance, noise, orders)
 
 
-_POISSON = (
-    "Poisson-sampled Gaussian (Mironov, Talwar and Zhang 2019, Theorems 4 and 5; under "
-    "replace-one Wang, Balle and Kasiviswanathan 2019, Theorem 27)"
+_DRAWN = (
+    "(Mironov, Talwar and Zhang 2019, Theorems 4 and 5; under replace-one Wang, Balle and "
+    "Kasiviswanathan 2019, Theorem 27)"
 )
-_PART = (
-    "rounds of one part, each Poisson-sampled (Mironov, Talwar and Zhang 2019, Theorems 4 and 5; "
-    "under replace-one Wang, Balle and Kasiviswanathan 2019, Theorem 27)"
-)
-_FIXED = "sampling without replacement (Wang, Balle and Kasiviswanathan 2019, Theorems 9 and 27)"
 _EPOCH = "one Gaussian for each started epoch"
 
 # Kind of sampling → the theorem on one release. Other kinds have no Rényi accounting: :func:`rdp`
 # refuses them.
 CURVES = {
-    "poisson": _POISSON,
-    "without-replacement": _FIXED,
-    "cyclic-poisson": _PART,
+    "poisson": f"Poisson-sampled Gaussian {_DRAWN}",
+    "without-replacement": "sampling without replacement (Wang, Balle and Kasiviswanathan 2019, "
+    "Theorems 9 and 27)",
+    "cyclic-poisson": f"rounds of one part, each Poisson-sampled {_DRAWN}",
     "random-allocation": f"{_EPOCH}, by joint convexity (Mironov 2017, Proposition 7)",
     "shuffled": f"{_EPOCH} (Mironov 2017, Proposition 7)",
     "full-batch": "Gaussian (Mironov 2017, Proposition 7)",

@@ -293,12 +293,6 @@ def listed(rows: Iterable[TranscriptRow]) -> tuple[StatedRelease, ...]:
     )
 
 
-def of_the_rounds(releases: Iterable[StatedRelease], rounds: int) -> dict[str, list[StatedRelease]]:
-    """Name → its rows, for the names that are released once in every round."""
-    by_name = _by_name(row for row in releases if row.name not in OF_NO_ROUND)
-    return {name: rows for name, rows in by_name.items() if _count(rows) == rounds}
-
-
 def _by_name(releases: Iterable[StatedRelease]) -> dict[str, list[StatedRelease]]:
     found: dict[str, list[StatedRelease]] = {}
     for row in releases:
@@ -364,12 +358,13 @@ def difference(
             return "the preparation of the data was released otherwise than it is accounted"
         mechanism = left
         releases = tuple(row for row in releases if row.name not in OF_PREPARATION)
+    by_name = _by_name(row for row in releases if row.name not in OF_NO_ROUND)
     if stopped:
-        sums = _by_name(row for row in releases if row.name not in OF_NO_ROUND)
-        done_rounds = max(map(_count, sums.values()), default=0)
+        done_rounds = max(map(_count, by_name.values()), default=0)
         if 0 < done_rounds < len(mechanism):
             mechanism = _left_in(mechanism, releases) or mechanism.first(done_rounds)
-    names = of_the_rounds(releases, len(mechanism))
+    # Names that are released once in every round.
+    names = {name: rows for name, rows in by_name.items() if _count(rows) == len(mechanism)}
     if not names:
         return f"no release is listed {len(mechanism)} times, once in each round"
     for row in releases:
@@ -1098,12 +1093,10 @@ def _sentences(statement: Statement, listed: str) -> tuple[str, str, str]:
 def _not_private(statement: Statement) -> tuple[str, str, str]:
     causes = statement.breaks
     code = causes[0].code if causes else "no-noise"
+    second = "An attacker who sees it may learn anything about any record."
     if code == "no-noise":
-        return (
-            _BROKEN[code],
-            "An attacker who sees it may learn anything about any record.",
-            "Train with a budget or a noise multiplier to get a guarantee.",
-        )
+        third = "Train with a budget or a noise multiplier to get a guarantee."
+        return _BROKEN[code], second, third
     why = "; ".join(map(str, causes))
     first = f"{_BROKEN.get(code, 'Not private.')} {why[:1].upper()}{why[1:]}."
     if math.isfinite(statement.epsilon.upper):
@@ -1112,8 +1105,6 @@ def _not_private(statement: Statement) -> tuple[str, str, str]:
             f"ε = {at_most(statement.epsilon.upper)} at δ = {at_most(statement.delta, '.3g')}; "
             "this model has not."
         )
-    else:
-        second = "An attacker who sees it may learn anything about any record."
     return first, second, "Train again without a seed to get a guarantee."
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from typing import Any
 
 from forethought import __version__
 from forethought.accounting import exact
@@ -200,12 +199,13 @@ def check(
     now = statement
     stored = proven if statement.schema == STATEMENT_SCHEMA else proven._replace(attained=None)
     if stored != (statement.epsilon, statement.attack, statement.attained):
-        made: dict[str, Any] = {
-            "version": __version__,
-            "signature": None,
-            "schema": STATEMENT_SCHEMA,
-        }
-        now = replace(statement, **proven._asdict(), **made)
+        now = replace(
+            statement,
+            **proven._asdict(),
+            version=__version__,
+            signature=None,
+            schema=STATEMENT_SCHEMA,
+        )
     return Verification(now, tuple(_compared(case, now, name, why) for name, why in found.items()))
 
 
