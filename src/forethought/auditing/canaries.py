@@ -10,7 +10,7 @@ of an ordinary run, because the audit calls ``train``.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any
@@ -120,6 +120,7 @@ def with_parts(plan: Plan, parts: list[Rounds], examples: int) -> Plan:
     return plan.with_(mechanism=mechanism, examples=examples, clip=clip, budget=None)
 
 
+# It gets the gradients in the parameters' order.
 Watch = Callable[[list[torch.Tensor]], None]
 _WATCHING: ContextVar[Watch | None] = ContextVar("watching", default=None)
 
@@ -155,11 +156,6 @@ def holding(variable: ContextVar[Any], value: Any) -> Iterator[None]:
         yield
     finally:
         variable.reset(token)
-
-
-def watching(watch: Watch) -> AbstractContextManager[None]:
-    """A context whose recorders hand their gradients to ``watch``, in the parameters' order."""
-    return holding(_WATCHING, watch)
 
 
 def recorded_plan(plan: Plan) -> Plan:
@@ -242,7 +238,7 @@ def kept(
 
     moving = plan.clip.rule == "quantile" or plan.clip.final is not None
     options |= {"loss": records.loss, "log_every": 1 if moving else plan.rounds}
-    with watching(watch):
+    with holding(_WATCHING, watch):
         run = train(records.model(), records.data, plan, diagnostics=False, **options)
     norms = [row.clip_norm for row in run.history] if moving else [plan.clip.norm] * plan.rounds
     return found, norms

@@ -318,7 +318,8 @@ def summed(
     draws = None if one.augmentation is None else reference.draws(one, len(batch))
     seeds = reference.seeds(one) if isinstance(one.contribution, mechanism.LocalUpdates) else None
     keep = len(members) * reference.size <= KEPT
-    total = _ExactSum(reference.size)
+    # A compensated sum, with twice the digits: rounding errors are added up, too.
+    total, lost = np.zeros(reference.size), np.zeros(reference.size)
     reach, shorter = np.zeros(reference.size), np.zeros(reference.size)
     rows: list[Array] = []
     loose: list[float] = []
@@ -350,7 +351,10 @@ def summed(
             reach += 2 * away
             if factor < 1:
                 shorter += LOOSE * np.abs(first)
-            total.add(first)
+            new = total + first
+            back = new - total
+            lost += (total - (new - back)) + (first - back)
+            total = new
             lengths = [length for _, length, _ in clipped]
             least, most = min(lengths), max(lengths)
             spread = 2 * (most - least) + 2.0**-20 * most if math.isfinite(most) else 0.0
@@ -359,26 +363,7 @@ def summed(
                 rows.append(first)
                 loose.append(LOOSE if factor < 1 else 0.0)
     kept = np.array(rows).reshape(len(rows), reference.size) if keep else None
-    return ReferenceSum(total.value, reach, shorter, kept, norms, np.array(loose))
-
-
-class _ExactSum:
-    """A compensated sum of vectors, with twice the digits: rounding errors are added up, too."""
-
-    def __init__(self, size: int) -> None:
-        self._sum, self._lost = np.zeros(size), np.zeros(size)
-
-    def add(self, vector: Array) -> None:
-        """Add a vector."""
-        new = self._sum + vector
-        back = new - self._sum
-        self._lost += (self._sum - (new - back)) + (vector - back)
-        self._sum = new
-
-    @property
-    def value(self) -> Array:
-        """The sum so far."""
-        return self._sum + self._lost
+    return ReferenceSum(total + lost, reach, shorter, kept, norms, np.array(loose))
 
 
 def clip(vector: Array, reference: Reference, one: Round) -> tuple[Array, float, float]:

@@ -139,22 +139,16 @@ def planted_sensitivity(plan: Plan) -> Finding:
 
 @dataclass(frozen=True)
 class _TakenRecords:
-    """Records in memory, with inputs of any structure, as training takes them."""
+    """Records in memory: inputs of any structure and targets, as training takes them."""
 
-    inputs: Any
-    targets: Any
+    data: tuple[Any, Any]
     size: int
-
-    @property
-    def data(self) -> tuple[Any, Any]:
-        """Inputs and targets."""
-        return self.inputs, self.targets
 
     def some(self, chosen: NDArray[np.int64]) -> _TakenRecords:
         """The chosen records."""
-        at, own = torch.from_numpy(chosen), (self.inputs, self.targets)
-        inputs, targets = tree_map(lambda leaf: leaf[at.to(leaf.device)], own)
-        return _TakenRecords(inputs, targets, len(chosen))
+        at = torch.from_numpy(chosen)
+        own = tree_map(lambda leaf: leaf[at.to(leaf.device)], self.data)
+        return _TakenRecords(own, len(chosen))
 
     def with_one(self, place: int, source: int, way: Callable[[Any], Any]) -> _TakenRecords:
         """The record at ``place`` replaced by another, whose inputs are altered."""
@@ -164,11 +158,9 @@ class _TakenRecords:
             new[place] = way(leaf[source])
             return new
 
-        return _TakenRecords(
-            tree_map(partial(put, way=way), self.inputs),
-            tree_map(partial(put, way=WAYS[0]), self.targets),
-            self.size,
-        )
+        inputs = tree_map(partial(put, way=way), self.data[0])
+        targets = tree_map(partial(put, way=WAYS[0]), self.data[1])
+        return _TakenRecords((inputs, targets), self.size)
 
 
 # Replacements of one record's values: another record's, larger ones, zeros, random ones.
@@ -214,8 +206,7 @@ def model_sensitivity(
     wanted = math.ceil(max(part.sampling.expected_batch(plan.examples) for part in plan.mechanism))
     size = max(2, min(len(records), wanted, sizes.batch or wanted))
     chosen = generator.choice(len(records), size, replace=False)
-    inputs, targets = canaries.taken(records, np.asarray(chosen, dtype=np.int64))
-    batch = _TakenRecords(inputs, targets, size)
+    batch = _TakenRecords(canaries.taken(records, np.asarray(chosen, dtype=np.int64)), size)
     worst: dict[str, tuple[float, str]] = {}
     changed: list[str] = []
     for weights, case in _cases(model, batch, plan, loss):
@@ -268,7 +259,7 @@ def _bits(model: nn.Module, batch: _TakenRecords, plan: Plan, loss: Loss) -> lis
     copied = copy.deepcopy(model)
 
     def numbers(count: int) -> list[torch.Tensor]:
-        few, wanted = tree_map(lambda leaf: leaf[:count], (batch.inputs, batch.targets))
+        few, wanted = tree_map(lambda leaf: leaf[:count], batch.data)
         return numbers_behind(copied, loss, few, wanted, blocks, size)
 
     whole = numbers(size)
