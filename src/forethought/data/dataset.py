@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -109,10 +109,19 @@ class Dataset:
         if self.encoder is None or self.encoder.basis is not None:
             raise ValueError("a basis stands beside the features of a declared table, and only one")
         encoder = replace(self.encoder, basis=basis)
-        train = Split(basis.of(self.train.inputs), self.train.targets)
-        test = None if self.test is None else Split(basis.of(self.test.inputs), self.test.targets)
-        norm = encoder.usual_norm
-        return replace(self, train=train, test=test, encoder=encoder, feature_norm=norm)
+        return self.with_inputs(basis.of, encoder=encoder, feature_norm=encoder.usual_norm)
+
+    def with_inputs(self, of: Callable[[Any], Any], **changes: Any) -> Dataset:
+        """The data set with inputs that a function makes of those of each part.
+
+        Args:
+            changes: fields that differ with the inputs.
+        """
+        train, test = self.train, self.test
+        train = Split(np.asarray(of(train.inputs)), train.targets)
+        if test is not None:
+            test = Split(np.asarray(of(test.inputs)), test.targets)
+        return replace(self, train=train, test=test, **changes)
 
     @property
     def multilabel(self) -> bool:

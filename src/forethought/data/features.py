@@ -5,10 +5,9 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import math
-import os
 import secrets
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +15,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 
 from forethought.data import deep_patches, patches
-from forethought.data.dataset import Dataset, Split, usual_norm_of_pixels
+from forethought.data.dataset import Dataset, usual_norm_of_pixels
 from forethought.data.deep_patches import deep_patch_features, shifted_patch_features
 from forethought.data.files import DataError, cache_folder, keep_array, kept_array
 from forethought.data.handwriting import deskewed, handwriting_features
@@ -32,6 +31,7 @@ from forethought.data.scattering import (
     shape_of,
 )
 from forethought.values.caveats import Caveat
+from forethought.values.serialisation import write_secret
 
 PRIVATE, _KEY, _KEY_BYTES = "private", "key", 32
 
@@ -211,15 +211,12 @@ def with_features(dataset: Dataset, name: str) -> Dataset:
     """
     extractor = _extractor(name)
     shape = dataset.train.inputs.shape
-    parts = [part for part in (dataset.train, dataset.test) if part is not None]
-    for part in parts:
-        _require_images(dataset.name, part.inputs, extractor)
-    train, *test = (Split(cached(part.inputs, name), part.targets) for part in parts)
+    for part in (dataset.train, dataset.test):
+        if part is not None:
+            _require_images(dataset.name, part.inputs, extractor)
     stored = () if cache_folder() is None else (extractor.caveat,)
-    return replace(
-        dataset,
-        train=train,
-        test=next(iter(test), None),
+    return dataset.with_inputs(
+        lambda inputs: cached(inputs, name),
         notes=(*dataset.notes, extractor.note),
         caveats=(*dataset.caveats, *stored),
         feature_norm=extractor.usual_norm(extractor.shape(shape)),
@@ -287,9 +284,10 @@ def cached(images: NDArray[np.float32], name: str = "scattering") -> NDArray[np.
     extractor = EXTRACTORS[name]
     images = np.ascontiguousarray(images, np.float32)
     path = _path_of(images, extractor)
-    known = None if path is None else _load(path, extractor, extractor.shape(images.shape))
+    kind = np.uint16 if extractor.halved else np.float32
+    known = None if path is None else kept_array(path, kind, extractor.shape(images.shape))
     if known is not None:
-        return known
+        return _widened(known) if extractor.halved else known
     features = extractor.compute(torch.from_numpy(images)).numpy()
     if path is not None:
         keep_array(path, _halved(features) if extractor.halved else features)
@@ -324,15 +322,8 @@ def _cache_key(folder: Path) -> bytes | None:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         folder.chmod(0o700)
         with contextlib.suppress(FileExistsError):
-            handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with os.fdopen(handle, "wb") as file:
-                file.write(secrets.token_bytes(_KEY_BYTES))
+            write_secret(path, secrets.token_bytes(_KEY_BYTES))
         key = path.read_bytes()
     except OSError:
         return None
     return key if len(key) == _KEY_BYTES else None
-
-
-def _load(path: Path, extractor: Extractor, shape: Shape) -> NDArray[np.float32] | None:
-    features = kept_array(path, np.uint16 if extractor.halved else np.float32, shape)
-    return _widened(features) if features is not None and extractor.halved else features

@@ -79,7 +79,7 @@ def scatter(
     return out.reshape(N, C * channels(scales, angles), *filters.coarse)
 
 
-def group_normalised(features: torch.Tensor, groups: int, epsilon: float = 1e-5) -> torch.Tensor:
+def group_normalised(features: torch.Tensor, groups: int) -> torch.Tensor:
     """Each example separately: every group of channels normalised to mean 0 and variance 1.
 
     Group normalisation without trained scale and shift, as Tramèr and Boneh (2021) use it after
@@ -89,7 +89,7 @@ def group_normalised(features: torch.Tensor, groups: int, epsilon: float = 1e-5)
     Args:
         features: (N, channels, H, W); ``groups`` divides ``channels``.
     """
-    return functional.group_norm(features, groups, eps=epsilon)
+    return functional.group_norm(features, groups)
 
 
 def _scatter_planes(planes: torch.Tensor, filters: _Filters, out: torch.Tensor) -> None:

@@ -160,7 +160,7 @@ def verified(
                 row = _in_book(found, outcome.statement, ledger)
                 rows = [*(one for one in rows if one.entry != row.entry), row]
             if found.name == STATEMENT and _there(found.with_name(TEXT)):
-                rows.append(_text_of(found))
+                rows.append(_text_of(found, outcome.statement))
             return replace(outcome, rows=tuple(rows))
         except (CertificateError, OSError):
             raise
@@ -188,9 +188,9 @@ def _verified(
         )
     statement = Statement.from_json(text)
     texts = _texts_of(found, statement) if found.name == STATEMENT else {}
-    signer = None if anew else _signer(found, text, statement, texts, public_key)
-    alone = not texts and not whole
     files = {name: content_hash(held.encode()) for name, held in texts.items()}
+    signer = None if anew else _signer(found, text, statement, files, public_key)
+    alone = not texts and not whole
     if not alone:
         # Checked before the files are parsed.
         verification.require_evidence(statement, files)
@@ -210,7 +210,12 @@ def _verified(
         if note not in statement.caveats:
             raise StatementError(f"the statement leaves out what holders agreed on: {note}")
     if IN_BOOK in texts:
-        _require_words(texts[IN_BOOK], statement)
+        words = Caveat("in-the-book", in_words(parse(texts[IN_BOOK])))
+        if words not in statement.caveats:
+            raise StatementError(
+                f"the statement does not say of the data set's total what the {IN_BOOK} says that "
+                "it rests on"
+            )
     if found.name == STATEMENT and statement.releases:
         _require_told(found, statement)
     others = None
@@ -260,13 +265,12 @@ def _require_told(found: Path, statement: Statement) -> None:
                 )
 
 
-def _text_of(found: Path) -> verification.ComparedEntry:
+def _text_of(found: Path, statement: Statement) -> verification.ComparedEntry:
     """The comparison of the statement.md beside a statement.json.
 
     Raises:
         StatementError: it is another text than this source code wrote for the statement.
     """
-    statement = Statement.from_json(read_outside(found))
     if read_outside(found.with_name(TEXT)) == statement.to_markdown():
         return verification.ComparedEntry(TEXT, "", "", verification.FOLLOWS)
     evidence = statement.evidence
@@ -274,15 +278,6 @@ def _text_of(found: Path) -> verification.ComparedEntry:
         raise StatementError(f"{TEXT} beside it is not its text: it was changed")
     why = "its words are not those of the source code that is installed here"
     return verification.ComparedEntry(TEXT, "", "", None, why)
-
-
-def _require_words(text: str, statement: Statement) -> None:
-    """Refuse a statement whose total of the data set differs from its evidence."""
-    if Caveat("in-the-book", in_words(parse(text))) not in statement.caveats:
-        raise StatementError(
-            f"the statement does not say of the data set's total what the {IN_BOOK} says that it "
-            "rests on"
-        )
 
 
 def _in_book(found: Path, statement: Statement, place: str) -> verification.ComparedEntry:
@@ -385,7 +380,7 @@ def _paid_again(ran: Mechanism, planned: Mechanism, again: Sequence[Mechanism]) 
     """
     if len(ran) != len(planned) or any(not isinstance(one, Rounds) for one in (*ran, *planned)):
         return False
-    spare = [replace(part, count=1) for one in again for part in one for _ in range(part.count)]
+    spare = [round for one in again for round in _one_by_one(one)]
     both = zip(_one_by_one(ran), _one_by_one(planned), strict=True)
     changed = [round for round, asked in both if round != asked]
     # The least noise first: what covers it would cover the later ones, too.
@@ -447,7 +442,7 @@ def _envelope_of(found: Path) -> Path:
 
 
 def _signer(
-    found: Path, text: str, statement: Statement, texts: Mapping[str, str], key: Path | None
+    found: Path, text: str, statement: Statement, files: Mapping[str, str], key: Path | None
 ) -> verification.SignatureOwner | None:
     """The owner of the signature of the statement and its files; None: it is not signed.
 
@@ -463,8 +458,7 @@ def _signer(
             raise StatementError(f"{found} is not signed")
         return None
     signed = signing.attested(read_outside(path), key)
-    present = {name: content_hash(held.encode()) for name, held in texts.items()}
-    present[found.name] = content_hash(text.encode())
+    present = {**files, found.name: content_hash(text.encode())}
     for name in signed.subjects:
         if name in (MODEL, *READ):  # these may be withheld
             present[name] = _hash_of(found.with_name(name)) or f"sha256:{signed.subjects[name]}"

@@ -430,7 +430,6 @@ _HEAD_IMAGES = """\
 _HEAD_IDX = """\
 # Written by forethought init, which read {name} and the files that belong to it on this machine.
 """
-_KEPT = "# Trained on as it is, {shape} numbers a record."
 _AXES = " Images are (N, channels, height, width); those in other order are not known for images."
 # Data sets in the file format of LeCun et al. (1998) that have loaders of their own.
 _ORIGINAL = ("mnist", "fashion-mnist")
@@ -488,7 +487,7 @@ def _of_archive(path: Path) -> str:
 def _features(shape: tuple[int, ...]) -> list[str]:
     chosen = best_features(shape)
     if chosen is None:
-        kept = _KEPT.format(shape=" × ".join(map(str, shape[1:])))
+        kept = f"# Trained on as it is, {' × '.join(map(str, shape[1:]))} numbers a record."
         return [kept + (_AXES if len(shape) > 2 else "")]
     return [f"# Why these features: {reason_for(chosen)}.", f"features = {toml_value(chosen)}"]
 

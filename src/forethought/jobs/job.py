@@ -1058,8 +1058,6 @@ def toml_value(value: Any) -> str:
 
 JOB_NAME = "job.toml"
 SEEDS = ("seed", "noise_seed")
-# Flags that are keys of [budget]; the others are keys of [training].
-_BUDGET = ("epsilon", "delta")
 # A line of forethought init that asks whether a column, its only group, says whose a row is.
 PERSON = re.compile(r"(?m)^#\s*person\s*=\s*[\"']?([^\"'#\n]+).*$")
 # Each key replaces the other one.
@@ -1203,7 +1201,7 @@ def overridden(request: JobRequest, flags: Mapping[str, Any]) -> JobRequest:
     tables = request.job.model_dump(exclude_unset=True)
     changes = []
     for key, value in without_none(flags).items():
-        section = tables.setdefault("budget" if key in _BUDGET else "training", {})
+        section = tables.setdefault("budget" if key in keys("budget") else "training", {})
         old = section.get(key)
         instead = section.pop(_INSTEAD[key], None) if key in _INSTEAD else None
         section[key] = value

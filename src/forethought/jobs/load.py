@@ -35,9 +35,6 @@ from forethought.values.serialisation import Stored
 # The model card of a run folder: with the weights it is enough to apply the model to new records.
 
 
-PREPARED = "prepared.json"
-
-
 @dataclass(frozen=True)
 class ModelCard(Stored):
     """Architecture and encoding of a model; its weights are in ``model.safetensors`` next to it.
@@ -101,15 +98,6 @@ class ModelCard(Stored):
         for name in ("inputs", "standardise", "images"):
             values[name] = tuple(values[name]) if isinstance(values[name], list) else values[name]
         return cls(**values)
-
-
-_DECLARED = Caveat(
-    "declared-shape", "the range or the constants that features are standardised with"
-)
-
-
-_WEIGHTS = Caveat("declared-shape", "the weights of the classes")
-_DECISIONS = Caveat("declared-shape", "the shares of the classes and the costs of mistakes")
 
 
 def public_constants(given: tuple[float, float], features: int) -> InputConstants:
@@ -410,7 +398,7 @@ class Loaded:
             data.shape,
             data.classes,
             data.fixed_features,
-            PREPARED if isinstance(job.data.standardise, str) else job.data.standardise,
+            records.PREPARED if isinstance(job.data.standardise, str) else job.data.standardise,
             data.encoder,
             data.multilabel,
             data.image_shape,
@@ -419,13 +407,16 @@ class Loaded:
 
     def with_caveats(self, plan: Plan) -> Plan:
         """The plan with a caveat for everything that loading read from the private data."""
-        declared = self.request.job.data.standardise
-        own = () if declared is None else (_DECLARED,)
+        job, found = self.request.job, [*self.dataset.caveats]
+        if job.data.standardise is not None:
+            words = "the range or the constants that features are standardised with"
+            found.append(Caveat("declared-shape", words))
         if self._of_classes("data", "prevalence") or self._of_classes("predict", "costs"):
-            own = (*own, _DECISIONS)
-        if self.request.job.training.class_weights is not None:
-            own = (*own, _WEIGHTS)
-        return records.with_caveats(plan, (*self.dataset.caveats, *own))
+            words = "the shares of the classes and the costs of mistakes"
+            found.append(Caveat("declared-shape", words))
+        if job.training.class_weights is not None:
+            found.append(Caveat("declared-shape", "the weights of the classes"))
+        return records.with_caveats(plan, tuple(found))
 
 
 def load_job(request: JobRequest, data_dir: Path | None = None) -> Loaded:

@@ -59,7 +59,6 @@ MODEL, FIRST, FIRST_PORT = "model.safetensors", "first.npy", 8760
 DEFAULT_ADDRESS, SUPERLINK = "127.0.0.1:8750", "127.0.0.1:8000"
 # The transports between a federation's server and its clients.
 ENGINES = ("grpc", "flower")
-Look = Callable[[WorkerOutcome], None]
 # The beginning of a declared table's encoding, which is a digest.
 _TABLE = "sha256:"
 
@@ -446,18 +445,15 @@ def take_part_in_job(
             else flower.node_stream(address or SUPERLINK, certificates, node_key)
         )
         carry = over_streams(connect, **options)
-    allowed = policy or _policy(member)
+    if policy is None:
+        epsilon, budget = member.allowed, request.job.budget
+        if epsilon is None:
+            raise JobError("a client needs a policy: epsilon in [budget], or --epsilon")
+        delta = budget.delta or defaults.default_delta(federation.plan(me).examples)
+        policy = Policy(epsilon, delta, secure=federation.secure is not None)
     share, stated = member.share((None, None), witness or folder)
-    known = federation, held.roster, held.keys, member.shared, share, allowed, out, carry
+    known = federation, held.roster, held.keys, member.shared, share, policy, out, carry
     return member.ended(taking_part.take_part_as_client(*known, stated=stated))
-
-
-def _policy(member: _Member) -> Policy:
-    epsilon, budget = member.allowed, member.loaded.request.job.budget
-    if epsilon is None:
-        raise JobError("a client needs a policy: epsilon in [budget], or --epsilon")
-    delta = budget.delta or defaults.default_delta(member.agreed.plan(member.me).examples)
-    return Policy(epsilon, delta, secure=member.agreed.secure is not None)
 
 
 def _address(request: JobRequest, address: str | None, least: int = 1) -> str:
@@ -762,7 +758,7 @@ def site_worker(
     epsilon: float | None = None,
     delta: float | None = None,
     data_dir: Path | None = None,
-    look: Look | None = None,
+    look: Callable[[WorkerOutcome], None] | None = None,
     witness: Path | None = None,
 ) -> PeerResult:
     """Run one site's worker; write statement and model to ``out``.

@@ -322,7 +322,11 @@ def _compare(predictor: Predictor, session: Any) -> None:
         given: dict[str, NDArray[Any]] = {"inputs": inputs}
         expected = predictor.outputs(inputs)
     else:
-        given, frame = _rows(encoder, generator)
+        # Synthetic rows over the declared ranges: as inputs for ONNX, and as a table.
+        kinds = {name: kind for name, kind in encoder.columns if kind.titles(name)}
+        drawn = {name: kind.drawn(generator, ROWS) for name, kind in kinds.items()}
+        given = {name: entries for name, (entries, _) in drawn.items()}
+        frame = pl.DataFrame({name: column for name, (_, column) in drawn.items()})
         expected = predictor.outputs(encoder.encode(frame, "made-up rows"))
     names = [output.name for output in session.get_outputs()]
     found = dict(zip(names, session.run(None, given), strict=True))
@@ -339,15 +343,3 @@ def _compare(predictor: Predictor, session: Any) -> None:
             "the network answers otherwise in ONNX than in torch: nothing was written. Its weights "
             "are in model.safetensors, and forethought.load applies it"
         )
-
-
-def _rows(
-    encoder: Encoder, generator: np.random.Generator
-) -> tuple[dict[str, NDArray[Any]], pl.DataFrame]:
-    """Synthetic rows over the declared ranges: as inputs for ONNX, and as a table."""
-    given: dict[str, NDArray[Any]] = {}
-    frame: dict[str, Any] = {}
-    for name, kind in encoder.columns:
-        if kind.titles(name):
-            given[name], frame[name] = kind.drawn(generator, ROWS)
-    return given, pl.DataFrame(frame)

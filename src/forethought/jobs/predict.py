@@ -22,11 +22,12 @@ from forethought.data.features import features_of
 from forethought.data.files import Table, kind_of, required, with_entries
 from forethought.data.sources import array_inputs, load_records
 from forethought.jobs.job import JobError
-from forethought.jobs.load import PREPARED, ModelCard, public_constants
+from forethought.jobs.load import ModelCard, public_constants
 from forethought.models import build
 from forethought.rounds.preparation import InputConstants, Prepared
 from forethought.training.folder import CARD, MODEL, STATEMENT, RunFolder
 from forethought.training.metrics import Decisions, outputs_of
+from forethought.training.records import PREPARED
 from forethought.values.checks import importable_from
 from forethought.values.serialisation import replaced
 
@@ -289,7 +290,11 @@ def load(folder: str | Path) -> Predictor:
             model = build(
                 card.name, inputs=card.inputs, classes=card.classes or 1, seed=0, **card.options
             )
-        constants = _constants(card, path)
+        constants = InputConstants()
+        if isinstance(card.standardise, str):
+            constants = Prepared.load(path / PREPARED).constants
+        elif card.standardise is not None:
+            constants = public_constants(card.standardise, card.inputs[0])
     run.load_model(model)
     statement = Statement.load(path / STATEMENT)
     named = statement.about and statement.about.model
@@ -310,14 +315,6 @@ def _applied(card: Path) -> Iterator[None]:
         raise JobError(
             f"{card} cannot be applied ({one!r}): if it was edited, restore it from a copy"
         ) from None
-
-
-def _constants(card: ModelCard, path: Path) -> InputConstants:
-    if isinstance(card.standardise, str):
-        return Prepared.load(path / PREPARED).constants
-    if card.standardise is None:
-        return InputConstants()
-    return public_constants(card.standardise, card.inputs[0])
 
 
 def _frame_of(records: object, encoder: Encoder) -> pl.DataFrame:

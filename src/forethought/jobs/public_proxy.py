@@ -463,11 +463,24 @@ def rehearse(
         sync = replace(own.with_allreduce(), start="")
         tried = [sync, *(replace(own, mixing=mixing, start="") for mixing in mixings(own))]
     runs: list[list[SimulatedRun]] = [[] for _ in tried]
-    records = 0
+    job, records = held.loaded.request.job, 0
+    sizes = [plan.examples for plan in own.own_plans]
     for repeat in range(repeats):
-        train, records = _trainer(held, proxy, repeat, data_dir)
+        shares, test = public_shares(held.loaded, proxy, sizes, repeat, data_dir)
+        records = 0 if test is None else len(test[0])
         for place, one in enumerate(tried):
-            runs[place].append(train(one))
+            torch.manual_seed(repeat)
+            run = simulate(
+                job.build_model(held.loaded.dataset),
+                shares,
+                one,
+                undisturbed(held.times) if one.rule == "allreduce" else held.times,
+                test=test,
+                seeds=Seeds(repeat, repeat),
+                micro_batch=job.run.micro_batch,
+                fused=held.fused,
+            )
+            runs[place].append(run)
             if progress is not None:
                 progress(repeat * len(runs) + place + 1, repeats * len(runs))
     source = proxy or SYNTHETIC
@@ -486,31 +499,6 @@ def rehearse(
         repeats,
         records,
     )
-
-
-def _trainer(
-    held: Holders, proxy: str | None, repeat: int, data_dir: Path | None
-) -> tuple[Callable[[Agreed], SimulatedRun], int]:
-    """A function that trains on the records of one repeat, and the number of held-out records."""
-
-    job = held.loaded.request.job
-    sizes = [plan.examples for plan in held.agreed.own_plans]
-    shares, test = public_shares(held.loaded, proxy, sizes, repeat, data_dir)
-
-    def train(agreed: Agreed) -> SimulatedRun:
-        torch.manual_seed(repeat)
-        return simulate(
-            job.build_model(held.loaded.dataset),
-            shares,
-            agreed,
-            undisturbed(held.times) if agreed.rule == "allreduce" else held.times,
-            test=test,
-            seeds=Seeds(repeat, repeat),
-            micro_batch=job.run.micro_batch,
-            fused=held.fused,
-        )
-
-    return train, 0 if test is None else len(test[0])
 
 
 def _tried(

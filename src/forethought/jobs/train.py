@@ -543,11 +543,18 @@ def _payer(
 
     Where statistics are released before training, the reservation is made here.
     """
-    ledger = prepared.loaded.request.job.payer
+    loaded, advice = prepared.loaded, None
+    ledger, asked = loaded.request.job.payer, loaded.request.job.budget.epsilon
     if ledger is None:
         return None
-    planned = prepared.loaded.request.job.budget.epsilon is not None and prepared.until is None
-    payer = _advised(ledger, _advice(prepared) if planned else None)
+
+    def charged(epsilon: float) -> tuple[Plan, Charge]:
+        plan = loaded.plan({"budget": Budget(epsilon, prepared.plan.delta)})
+        return plan, Charge(plan.mechanism, plan.records_per_person, unit=unit_of(plan))
+
+    if asked is not None and prepared.until is None:
+        advice = _largest(asked, charged)
+    payer = _advised(ledger, advice)
     plan, run = prepared.plan, RunFolder(folder)
     if plan.preparation is None or not leads() or (options["resume"] and run.finished):
         return payer
@@ -583,18 +590,6 @@ def _payer(
 
 # Largest number of plans in the search for the largest ε that still fits.
 _TRIED = 8
-
-
-def _advice(prepared: PreparedJob) -> Advice:
-    """The advice on the largest ε with which the same job still fits into its ledger."""
-    loaded = prepared.loaded
-    asked = loaded.request.job.budget.epsilon or 0.0
-
-    def charged(epsilon: float) -> tuple[Plan, Charge]:
-        plan = loaded.plan({"budget": Budget(epsilon, prepared.plan.delta)})
-        return plan, Charge(plan.mechanism, plan.records_per_person, unit=unit_of(plan))
-
-    return _largest(asked, charged)
 
 
 def _largest(asked: float, charged: Callable[[float], tuple[Plan, Charge]]) -> Advice:
@@ -763,11 +758,7 @@ def tune_job(
     dataset, given = loaded.dataset, job.data.standardise
     if isinstance(given, tuple):
         apply = public_constants(given, loaded.features).apply
-        train, test = (
-            Split(np.asarray(apply(part.inputs)), part.targets)
-            for part in (dataset.train, loaded.dataset.test)
-        )
-        dataset = replace(dataset, train=train, test=test, feature_norm=None)
+        dataset = dataset.with_inputs(apply, feature_norm=None)
     rates = [{"learning_rate": rate} for rate in learning_rates]
     asked = loaded.plan_request()
     found = plan_tuning(asked, trials=trials, candidates=rates)

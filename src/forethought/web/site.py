@@ -16,6 +16,7 @@ The page can start with a job's numbers. It saves files: a plan, or a job with t
 from __future__ import annotations
 
 import contextlib
+import copy
 import hmac
 import json
 import re
@@ -32,6 +33,7 @@ from typing import Any
 
 from forethought import jobs
 from forethought.jobs.job import PERSON, from_file, to_toml
+from forethought.values.checks import without_none
 from forethought.web.planner import SettingError, Settings, seconds, shown
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,60}\.(json|toml)")
@@ -76,14 +78,8 @@ class Place:
         return path
 
     def _job(self, settings: Settings) -> str:
-        tables = {
-            name: dict(values) if isinstance(values, Mapping) else values
-            for name, values in (self.job or {"data": _TABLE}).items()
-        }
-        budget = {"epsilon": settings.epsilon}
-        if settings.delta is not None:
-            budget["delta"] = settings.delta
-        tables["budget"] = budget
+        tables = copy.deepcopy(dict(self.job or {"data": _TABLE}))
+        tables["budget"] = without_none({"epsilon": settings.epsilon, "delta": settings.delta})
         training = tables.setdefault("training", {})
         if self.loaded is not None and self.loaded.request.job.budget.epsilon is None:
             training.pop("noise_multiplier", None)  # the new budget determines it
