@@ -64,7 +64,7 @@ class ClientMachine:
         self._state, self._chosen, self._used_up = b"", "", False
         if policy is not None:
             policy.require(federation, me)
-        ledger = _NOTHING if ledger is None else ledger
+        ledger = ledger or LedgerState()
         self.federation, self.me, self._life = federation, me, life
         self.updates = ledger.updates
         self._newest: on.HasVector | None = None
@@ -178,7 +178,10 @@ class ClientMachine:
     def _model(self, model: messages.Model) -> Effects:
         if model.round > self.updates:
             return self._rolled_back(model.round)
-        if not self._sound(model.vector):
+        # Finiteness was checked when the frame was opened; a contribution computed from values that
+        # are not finite is replaced by zero.
+        vector = model.vector
+        if vector.shape != (self.federation.parameters,) or vector.dtype != np.float32:
             return [on.Alarm("model", "a model of another shape or precision")]
         if model.base < self.base:
             return self._old(model)
@@ -200,11 +203,6 @@ class ClientMachine:
             "own ledger is whole"
         )
         return [on.Alarm("server set back", text), on.Done("server set back")]
-
-    def _sound(self, vector: messages.Vector) -> bool:
-        # Finiteness was checked when the frame was opened; a contribution computed from values that
-        # are not finite is replaced by zero.
-        return vector.shape == (self.federation.parameters,) and vector.dtype == np.float32
 
     def _rolled_back(self, applied: int) -> Effects:
         # The ledger lacks these releases, so the client would release their rounds a second time.
@@ -244,20 +242,24 @@ class ClientMachine:
             return [on.Wake(self.held_until)]
         if self._computing or self.held_until is not None or self._newest is None:
             return []
+        # The place in the plan of the next update, given the newest model's phase.
+        federation, due = self.federation, self._place
+        if federation.phases:
+            due = max(due, federation.begins(federation.phase(self.base)))
         if not self._asynchronous:
             if self.base <= self._last:
                 return []  # a repeated request: the computed update is sent until it is answered
-        elif not self.federation.permits(self.base, self._due()):
+        elif not federation.permits(self.base, due):
             return []
         if self.updates >= self._limit:
             if self._asynchronous:
                 return []
             return [self._leave("plan used up")]
-        if self.federation.phases:
-            place = self.federation.place(self.me, self._place, self.base)
-            if place is None:
-                return self._between_phases()
-            self._place = place
+        if federation.phases:
+            places = federation.places(self.me)
+            if not any(due in own for own in places):
+                return [] if any(own.stop > due for own in places) else [self._no_more()]
+            self._place = due
         asked: Effects = []
         if self._sizes is not None:
             if not self._chosen:
@@ -270,19 +272,6 @@ class ClientMachine:
         self._begun, self._parts, self._origin = self._now, 0, self.base
         asked.append(self._ask())
         return asked if self.part_at is None else [*asked, on.Wake(self.part_at)]
-
-    def _due(self) -> int:
-        """The place in the plan of the next update, given the newest model's phase."""
-        federation = self.federation
-        if not federation.phases:
-            return self.updates
-        return max(self._place, federation.begins(federation.phase(self.base)))
-
-    def _between_phases(self) -> Effects:
-        """Wait for a later phase of this client; leave if there is none."""
-        due = self._due()
-        later = any(own.stop > due for own in self.federation.places(self.me))
-        return [] if later else [self._no_more()]
 
     def _no_more(self) -> on.Effect:
         """Leave because the plan is used up, which only this client knows; repeated to the end."""
@@ -318,6 +307,3 @@ class ClientMachine:
         """Send what was held back, and begin the next update."""
         first, self._shown, self.held_until = self._shown, self.updates, None
         return [*self._sent(first, self.updates), *self._next()]
-
-
-_NOTHING = LedgerState()

@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Literal, get_args
 
 from forethought.exchange.keys import Agreement
 from forethought.federated.sizes import Guard, Sizes
-from forethought.values.checks import imported, one_of, optional, real, whole
+from forethought.values.checks import imported, one_of, optional, real, settle, whole
 from forethought.values.mechanism import LocalRounds, Mechanism, first_round, updates_of
 from forethought.values.plan import Plan, other_terms, promised, step_sizes
 from forethought.values.serialisation import Readers, build, each
@@ -63,7 +63,7 @@ class Delay:
     def __post_init__(self) -> None:
         if ":" not in self.kind:
             one_of("delay", self.kind, (*DELAYS, "module:function"))
-        object.__setattr__(self, "most", whole("most", self.most, least=0))
+        settle(self, most=whole("most", self.most, least=0))
 
     @property
     def permits(self) -> Permissible:
@@ -262,8 +262,8 @@ class Federation(Agreement):
 
     def __post_init__(self) -> None:
         for name in ("parameters", "rounds"):
-            object.__setattr__(self, name, whole(name, getattr(self, name)))
-        object.__setattr__(self, "local_rounds", local_rounds_of(self.local_rounds))
+            settle(self, **{name: whole(name, getattr(self, name))})
+        settle(self, local_rounds=local_rounds_of(self.local_rounds))
         one_of("rule", self.rule, get_args(Rule))
         one_of("exchanged", self.exchanged, get_args(Exchanged))
         for name in ("seed", "refreshes"):
@@ -271,9 +271,8 @@ class Federation(Agreement):
         real("resend", self.resend, above=0)
         for name in ("deadline", "absence", "cadence"):
             optional(real, name, getattr(self, name), above=0)
-        object.__setattr__(self, "phases", tuple(whole("phases", one) for one in self.phases))
-        taking = tuple(tuple(sorted(set(own))) for own in self.taking)
-        object.__setattr__(self, "taking", taking)
+        settle(self, phases=tuple(whole("phases", one) for one in self.phases))
+        settle(self, taking=tuple(tuple(sorted(set(own))) for own in self.taking))
         self._check_members()
         self._check_rule()
         if self.phases or self.taking:
@@ -419,15 +418,6 @@ class Federation(Agreement):
         starts, ends = [0, *self._ends[:-1]], self._ends or [end]
         found = [range(min(a, end), min(b, end)) for a, b in zip(starts, ends, strict=True)]
         return [own for phase, own in enumerate(found) if self.takes(client, phase)]
-
-    def place(self, client: int, done: int, version: int) -> int | None:
-        """The place in a member's plan of the update that it computes next; None: none yet.
-
-        Args:
-            done: number of places done or skipped. version: version of its newest model.
-        """
-        place = max(done, self.begins(self.phase(version))) if self.phases else done
-        return place if any(place in own for own in self.places(client)) else None
 
     def planned(self, client: int) -> Mechanism:
         """The mechanism of all that a member may release: the rounds of its phases."""

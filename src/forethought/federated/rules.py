@@ -192,6 +192,9 @@ class Synchronous:
 
     Args:
         federation: the agreement. weights: the first model, float32, shape (parameters,).
+
+    Attributes:
+        asked: the present version's cohort, including clients that have answered.
     """
 
     def __init__(self, federation: Federation, weights: Vector) -> None:
@@ -214,11 +217,6 @@ class Synchronous:
         return self.model
 
     @property
-    def asked(self) -> tuple[int, ...]:
-        """The present version's cohort, including clients that have answered."""
-        return self._asked
-
-    @property
     def begun(self) -> bool:
         """True if some of the round's updates arrived and others are still missing."""
         return bool(self._aggregate.count and self._waiting)
@@ -229,7 +227,7 @@ class Synchronous:
         if update.base < self.version or self.finished:
             return "late"
         if client not in self._waiting:
-            return "twice" if client in self._asked else "future"
+            return "twice" if client in self.asked else "future"
         if update.round < self._next[client]:
             return "late"
         return None
@@ -296,8 +294,8 @@ class Synchronous:
         self._aggregate = aggregate(self._federation.robust, centre)
         # A phase whose clients all left is over: the next one may have others.
         drawn = ((v, self._cohort(v)) for v in range(self.version, self._federation.rounds))
-        self.version, self._asked = next((one for one in drawn if one[1]), (self.version, ()))
-        self._waiting = dict.fromkeys(self._asked)
+        self.version, self.asked = next((one for one in drawn if one[1]), (self.version, ()))
+        self._waiting = dict.fromkeys(self.asked)
         self._lost = False
         self.finished = not self._waiting
 
@@ -311,7 +309,7 @@ class Synchronous:
             "weights": self.model,
             "next": self._next,
             "gone": self._gone,
-            "asked": np.array(self._asked, dtype=np.int64),
+            "asked": np.array(self.asked, dtype=np.int64),
             "waiting": np.array(list(self._waiting), dtype=np.int64),
         }
         arrays |= {f"moment/{name}": value for name, value in self._moments.items()}
@@ -329,7 +327,7 @@ class Synchronous:
         }
         self._begin()
         self.version = int(values["version"])
-        self._asked = tuple(arrays["asked"].tolist())
+        self.asked = tuple(arrays["asked"].tolist())
         self._waiting = dict.fromkeys(arrays["waiting"].tolist())
         self.finished = bool(values["finished"])
         self._aggregate.restore(

@@ -29,7 +29,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from forethought.accounting.adaptive import BudgetExceededError, Filter, suited_filter
-from forethought.values.checks import imported, one_of, real, whole
+from forethought.values.checks import imported, one_of, real, settle, whole
 from forethought.values.mechanism import Poisson, Rounds, scaled_noise
 from forethought.values.plan import Plan, Transcript
 from forethought.values.serialisation import canonical
@@ -98,8 +98,8 @@ class Sizes:
     def __post_init__(self) -> None:
         if ":" not in self.kind:
             one_of("sizes", self.kind, (*RULES, "module:function"))
-        object.__setattr__(self, "most", real("most", self.most, least=1, most=1000))
-        object.__setattr__(self, "delay", whole("delay", self.delay))
+        most = real("most", self.most, least=1, most=1000)
+        settle(self, most=most, delay=whole("delay", self.delay))
 
     @property
     def rule(self) -> Rule:
