@@ -6,11 +6,11 @@ import datetime
 import hashlib
 import re
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
@@ -139,8 +139,18 @@ class Everybody(Stored):
             ValueError: of the agreement's class ``REFUSAL``: other names, or another order.
         """
         server = {"server_key": self.identities[0].public_key} if self.FIRST == SERVER else {}
-        members = self.identities[len(server) :]
-        return agreed.with_identities(members, nonce=self.nonce, **server)
+        identities, given = self.identities[len(server) :], self.names[len(server) :]
+        if agreed.names != given:
+            raise agreed.REFUSAL(
+                f"the job's {agreed.MEMBER}s are {', '.join(agreed.names)}; the roster's "
+                f"{', '.join(given)}: join the same, in order"
+            )
+        members = tuple(
+            replace(member, public_key=identity.public_key)
+            for member, identity in zip(agreed.members, identities, strict=True)
+        )
+        changes: dict[str, Any] = {"members": members, "nonce": self.nonce, **server}
+        return replace(agreed, **changes)
 
     def require(self, agreed: Agreement) -> None:
         """Refuse an agreement that has other keys than this roster.
@@ -386,27 +396,6 @@ class Agreement(Stored):
                 f"{self.members[place].name!r} released nothing, which costs nothing: there is no "
                 "statement to write"
             )
-
-    def with_identities(self, identities: Sequence[Identity], **changes: Any) -> Self:
-        """The agreement with its members' keys in it, so that ``run_id`` depends on them.
-
-        Args:
-            identities: in the order of the members. changes: new values of other fields.
-
-        Raises:
-            ValueError: of the class ``REFUSAL``: other names, or another order.
-        """
-        names, given = self.names, [identity.name for identity in identities]
-        if names != given:
-            raise self.REFUSAL(
-                f"the job's {self.MEMBER}s are {', '.join(names)}; the roster's "
-                f"{', '.join(given)}: join the same, in order"
-            )
-        members = tuple(
-            replace(member, public_key=identity.public_key)
-            for member, identity in zip(self.members, identities, strict=True)
-        )
-        return replace(self, members=members, **changes)
 
     @cached_property
     def run_id(self) -> bytes:

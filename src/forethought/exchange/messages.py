@@ -231,8 +231,7 @@ def widened(halves: NDArray[Any]) -> Vector:
 
 
 _NUMBER, _LENGTH = struct.Struct("<q"), struct.Struct("<Q")
-_LONG = np.dtype("<i8")
-_DTYPES: dict[str, np.dtype[Any]] = {"float32": _FLOAT, "packed": _FLOAT, "int64": _LONG}
+_DTYPES: dict[str, np.dtype[Any]] = {"float32": _FLOAT, "packed": _FLOAT, "int64": np.dtype("<i8")}
 # First byte of a field: its type, so that a vector of another precision is recognised.
 _TAGS = {"int": b"i", "str": b"s", "bytes": b"b", "float32": b"f", "packed": b"p", "int64": b"l"}
 _NAMES = {tag[0]: name for name, tag in _TAGS.items()}

@@ -691,7 +691,6 @@ class MemberWitness:
 
 JOURNAL = "journal"
 _OPENING, _SNAPSHOT = 254, 255
-_SIZE = struct.Struct("<Q")
 
 
 class JournalError(RuntimeError):
@@ -762,14 +761,14 @@ class ServerJournal:
 def _stored(state: ServerSnapshot) -> bytes:
     values = json.dumps(dict(state.values), allow_nan=False).encode()
     arrays = {name: np.ascontiguousarray(array) for name, array in state.arrays.items()}
-    return _SIZE.pack(len(values)) + values + save(arrays)
+    return _LENGTH.pack(len(values)) + values + save(arrays)
 
 
 def _restored(record: memoryview) -> ServerSnapshot:
     try:
-        (size,) = _SIZE.unpack_from(record)
-        values: dict[str, Any] = json.loads(bytes(record[_SIZE.size : _SIZE.size + size]))
-        return ServerSnapshot(values, load(bytes(record[_SIZE.size + size :])))
+        (size,) = _LENGTH.unpack_from(record)
+        values: dict[str, Any] = json.loads(bytes(record[_LENGTH.size : _LENGTH.size + size]))
+        return ServerSnapshot(values, load(bytes(record[_LENGTH.size + size :])))
     except (ValueError, struct.error, SafetensorError) as error:
         raise JournalError(
             f"the journal's snapshot was written by another version: {error}"
