@@ -357,10 +357,8 @@ def _one_sum_a_round(federation: Federation, ends: Sequence[int]) -> bool:
 
 def _beginnings(federation: Federation, client: int, ends: Sequence[int]) -> list[int]:
     """Rounds of a client at which its own noise or another client's may change."""
-    found = {0, *ends}
-    for plan in federation.plans:
-        found.update(accumulate(part.count for part in plan.mechanism))
-    return sorted(round for round in found if round < ends[client])
+    parts = (accumulate(part.count for part in plan.mechanism) for plan in federation.plans)
+    return sorted(round for round in {0, *ends}.union(*parts) if round < ends[client])
 
 
 def _noise_in_the_mean(federation: Federation, client: int, round: int) -> float:

@@ -26,7 +26,6 @@ from forethought.exchange.storage import LedgerState
 from forethought.federated.client import ClientMachine
 from forethought.federated.federation import Federation
 from forethought.federated.secure_aggregation import masking, protocol
-from forethought.federated.statements import Policy
 
 _OF_THE_ROUND = (protocol.MaskRoster, protocol.MaskDelivery, protocol.Survivors)
 
@@ -35,7 +34,7 @@ class SecureClient(ClientMachine):
     """See the module.
 
     Args:
-        federation: one with ``secure``. me, ledger, policy, life: see :class:`ClientMachine`.
+        federation: one with ``secure``. me, ledger, life: see :class:`ClientMachine`.
         elements: maps the number of a computed update to its noised sum in the ring.
         entropy, sign, verify: see :class:`Participant`.
 
@@ -48,15 +47,14 @@ class SecureClient(ClientMachine):
         federation: Federation,
         me: int,
         ledger: LedgerState | None = None,
-        policy: Policy | None = None,
-        life: int = 0,
         *,
+        life: int = 0,
         elements: Callable[[int], masking.Ring],
         entropy: protocol.Entropy = secrets.token_bytes,
         sign: protocol.Sign | None = None,
         verify: protocol.Verify | None = None,
     ) -> None:
-        super().__init__(federation, me, ledger, policy, life)
+        super().__init__(federation, me, ledger, life=life)
         self.settings = settings_of(federation)
         self._elements, self._entropy = elements, entropy
         self._sign, self._verify = sign, verify

@@ -479,8 +479,9 @@ class Aggregator:
         self._step = 0
 
     def begin(self, now: float) -> list[Effect]:
-        """Wait for keys."""
-        return self._wait(now)
+        """Wait for the answers of a step, of the keys at first."""
+        self._due = now + self.settings.patience
+        return [Wake(self._due)]
 
     @property
     def done(self) -> bool:
@@ -524,7 +525,7 @@ class Aggregator:
             if len(answers) < len(due):
                 return alarms
         if len(answers) < self.settings.threshold and not self._step:
-            return [*alarms, *self._wait(event.now)]
+            return [*alarms, *self.begin(event.now)]
         if len(answers) < self.settings.threshold:
             few = f"{len(answers)} of {self.settings.threshold} clients needed"
             return [*alarms, *self._lose(few)]
@@ -558,17 +559,13 @@ class Aggregator:
     def _next(self, now: float, messages: dict[int, Any]) -> list[Effect]:
         self._step += 1
         self._told = messages
-        return [*(Send(client, one) for client, one in messages.items()), *self._wait(now)]
+        return [*(Send(client, one) for client, one in messages.items()), *self.begin(now)]
 
     def again(self, client: int) -> list[Effect]:
         """Send a client its last message again, for example after a lost connection."""
         if client in self._told:
             return [Send(client, self._told[client])]
         return []
-
-    def _wait(self, now: float) -> list[Effect]:
-        self._due = now + self.settings.patience
-        return [Wake(self._due)]
 
     def _lose(self, why: str) -> list[Effect]:
         self._step = len(self._steps)
