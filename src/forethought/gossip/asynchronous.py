@@ -368,9 +368,8 @@ class AsynchronousWorker(Machine):
     def _changed(self) -> Effects:
         """Adapt to a neighbour that was lost or is back: exchange with the living only, and stop
         waiting for the lost ones' answers."""
-        everybody = self.gossip.workers
         self._matrices.clear()
-        self._living = frozenset(range(everybody)) - self._lost if self._lost else None
+        self._living = frozenset(range(self.gossip.workers)) - self._lost if self._lost else None
         for sent in self._sent.values():
             for other in self._lost & sent.sources.keys():
                 del sent.sources[other]

@@ -19,7 +19,7 @@ from forethought.exchange.keys import Agreement
 from forethought.exchange.messages import Vector
 from forethought.gossip.compression import Compression
 from forethought.gossip.mixing import Mixing
-from forethought.values.checks import one_of, optional, real, whole
+from forethought.values.checks import one_of, optional, real, settle, whole
 from forethought.values.plan import Plan
 from forethought.values.serialisation import Readers, build, each
 from forethought.values.use import kind_of
@@ -209,7 +209,7 @@ class Gossip(Agreement):
 
     def __post_init__(self) -> None:
         for name in ("parameters", "rounds", "window", "exchanges"):
-            object.__setattr__(self, name, whole(name, getattr(self, name)))
+            settle(self, **{name: whole(name, getattr(self, name))})
         one_of("rule", self.rule, get_args(Rule))
         one_of("weights", self.weights, ("equal", "size"))
         one_of("point", self.point, ("average", "own"))

@@ -16,7 +16,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Literal, get_args
 
-from forethought.values.checks import one_of, whole
+from forethought.values.checks import one_of, settle, whole
 
 Kind = Literal["complete", "ring", "torus", "random-regular", "hypercube", "exponential"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -64,7 +64,7 @@ class Graph:
                     f"0 to {self.size - 1}"
                 )
             seen.add((min(one, other), max(one, other)))
-        object.__setattr__(self, "listed", tuple(sorted(seen)))
+        settle(self, listed=tuple(sorted(seen)))
         reached = self._distances(0)
         if len(reached) < self.size:
             cut = next(worker for worker in range(self.size) if worker not in reached)

@@ -40,7 +40,6 @@ GIVEN: Literal["given"] = "given"
 Row = dict[int, Fraction]
 Living = frozenset[int] | None
 HALF = Fraction(1, 2)
-_SEED = 1 << 63
 _NEVER = (
     "this matrix never brings the workers to agree: no weight passes between parts, or "
     "weights only change places; put positive weights on the diagonal and on edges"
@@ -72,7 +71,7 @@ class Mixing:
 
     def __post_init__(self) -> None:
         one_of("kind", self.kind, (*KINDS, GIVEN))
-        whole("seed", self.seed, least=0, most=_SEED - 1)
+        whole("seed", self.seed, least=0, most=2**63 - 1)
         if (self.given is not None) != (self.kind == GIVEN):
             raise MixingError("a mixing of kind 'given' has its rows; the other kinds have none")
         if self.kind == "exponential" and self.graph.kind not in ("exponential", "complete"):
@@ -326,7 +325,8 @@ class Mixing:
     def _exponential(self, step: int, worker: int, living: Living) -> Row:
         size = self.graph.size
         stride = 1 << step % len(powers(size))
-        if living is None or self._whole(worker, stride, living):
+        cycle = ((worker + turn * stride) % size for turn in range(size))
+        if living is None or living.issuperset(cycle):
             return {worker: HALF, (worker - stride) % size: HALF}
         # If a worker of this cycle is missing, the cycle falls into paths. A doubly stochastic
         # matrix on a path is symmetric, so the paths get Metropolis weights.
@@ -336,15 +336,6 @@ class Mixing:
             if other in living and other != worker
         }
         return {worker: 1 - sum(row.values(), Fraction(0)), **row}
-
-    def _whole(self, worker: int, stride: int, living: frozenset[int]) -> bool:
-        other = worker
-        while True:
-            if other not in living:
-                return False
-            other = (other + stride) % self.graph.size
-            if other == worker:
-                return True
 
     def _repaired(self, worker: int, row: Row, living: frozenset[int]) -> Row:
         """A row of the given matrix without missing workers: each edge keeps the smaller of its two

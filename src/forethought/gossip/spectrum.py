@@ -34,7 +34,7 @@ def algebraic_connectivity(graph: Graph) -> float:
         case "hypercube":
             return 2.0
         case "torus":
-            return min(2.0 if side == 2 else _circulant_gap(side, [1]) for side in sides(size))
+            return min(_circulant_gap(side, [1]) for side in sides(size))
         case _:
             ones, others = np.array(graph.edges).T
             weights = np.ones(len(ones))

@@ -283,12 +283,10 @@ def _averages(gossip: Gossip) -> bool:
 def _noise_levels(gossip: Gossip) -> list[tuple[int, list[float]]]:
     """(First round, standard deviation of each worker's noise in its weighted mean) for every
     change of a worker's noise."""
-    begins = {0}
-    for plan in gossip.plans:
-        begins.update(accumulate(part.count for part in plan.mechanism))
+    parts = (accumulate(part.count for part in plan.mechanism) for plan in gossip.plans)
     last = min(gossip.updates(worker) for worker in range(gossip.workers))
     found = []
-    for begin in sorted(one for one in begins if one < last):
+    for begin in sorted(one for one in {0}.union(*parts) if one < last):
         rounds = [gossip.plan(worker).round(begin) for worker in range(gossip.workers)]
         noise = [
             gossip.weight(worker) * one.noise_std / one.divisor for worker, one in enumerate(rounds)

@@ -67,12 +67,10 @@ class SynchronousWorker(Machine):
         returns = gossip.in_ledger > gossip.coordinates
         self._told: deque[Vector] = deque(maxlen=gossip.exchanges if returns else 0)
         # Under "top-k": each neighbour's replica of this worker, and this worker's replica of it.
-        self._there: dict[int, Vector] = {}
-        self._here: dict[int, Vector] = {}
-        if gossip.compression.kind == "top-k":
-            near = gossip.mixing.graph.neighbours(me)
-            self._there = dict.fromkeys(near, self.own.held)
-            self._here = dict.fromkeys(near, self.own.held)
+        changes = gossip.compression.kind == "top-k"
+        near = gossip.mixing.graph.neighbours(me) if changes else ()
+        self._there = dict.fromkeys(near, self.own.held)
+        self._here = dict.fromkeys(near, self.own.held)
         self._sources: dict[int, float] = {}
         self._got: dict[int, dict[int, Vector]] = {}
         self._stepped = False
@@ -101,15 +99,13 @@ class SynchronousWorker(Machine):
     def _ask(self, back: int | None = None) -> Effects:
         """Send Hello to the neighbours whose messages are missing, or to one that is back, since
         messages in transit may be lost."""
+        base = max(self.step, 0)
         if self._unsure is not None:
-            asked = self._unsure
+            asked, base = self._unsure, max(self.own.sent, default=0)
         elif back is not None:
             asked = {back}
         else:
             asked = self._sources.keys() - self._got.get(self.step, {}).keys()
-        base = max(self.step, 0)
-        if self._unsure is not None:
-            base = max(self.own.sent, default=0)
         hello = Hello(self.own.updates, base, 1)
         return [Send(one, hello) for one in sorted(asked)]
 
