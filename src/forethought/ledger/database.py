@@ -22,7 +22,6 @@ ENTRIES, HEAD, ACCOUNTS, RESERVATIONS, SUMS, PERSONS, TOKENS = (
     TABLES.tables[name]
     for name in ("entries", "head", "accounts", "reservations", "sums", "persons", "tokens")
 )
-READS = {"book_reads": True}
 
 
 def address(url: str) -> sa.URL:
@@ -171,14 +170,11 @@ def _begin(connection: sa.Connection) -> None:
 def reading(engine: sa.Engine) -> sa.Engine:
     """The same engine for read-only transactions, each of which sees one state of the book."""
     if engine.dialect.name == "sqlite":
-        return engine.execution_options(**READS)
+        return engine.execution_options(book_reads=True)
     return engine.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
 
 
-Form = Literal["none", "older", "current", "newer"]
-
-
-def form_of(connection: sa.Connection) -> Form:
+def form_of(connection: sa.Connection) -> Literal["none", "older", "current", "newer"]:
     """Compare a database's tables with the schema of this version of the library."""
     if not sa.inspect(connection).has_table(VERSION_TABLE):
         return "none"

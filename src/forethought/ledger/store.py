@@ -453,7 +453,7 @@ class Store(book.Book):
             # Not the entry's date: a wrong clock elsewhere may have moved it, for all later ones.
             account.require_going(_text(now()))
             sums = _sums(turn.connection, data)
-            after = _with(rule, data, sums, charge, costs)
+            after = _with(data, sums, charge, costs)
             if not rule.fits(sum_of(rule, data, after, charge.partition)):
                 raise _FullError(sums)
             number = 1 + (
@@ -491,7 +491,7 @@ class Store(book.Book):
     def fits(self, data: str, charge: book.Charge) -> bool:
         account, rule, costs = self._priced(data, charge)
         account.require_going(_text(now()))
-        after = _with(rule, data, self._read(lambda on: _sums(on, data)), charge, costs)
+        after = _with(data, self._read(lambda on: _sums(on, data)), charge, costs)
         return rule.fits(sum_of(rule, data, after, charge.partition))
 
     def begin(self, number: int, run: str) -> book.Reservation:
@@ -555,7 +555,7 @@ class Store(book.Book):
             if costs:
                 own["costs"], life["costs"] = [*costs], _numbers(costs)
                 more = tuple(a - b for a, b in zip(costs, before, strict=True))
-                sums = _with(rule, data, _sums(turn.connection, data), charge, more)
+                sums = _with(data, _sums(turn.connection, data), charge, more)
                 _set_sums(turn, data, charge.partition, sums)
             here = RESERVATIONS.c.number == number
             turn.connection.execute(sa.update(RESERVATIONS).where(here).values(**life))
@@ -890,7 +890,7 @@ def _set_sums(turn: _Turn, data: str, partition: str | None, sums: Holdings) -> 
 
 
 def _with(
-    rule: TotalRule, data: str, sums: Holdings, charge: book.Charge, costs: Sums
+    data: str, sums: Holdings, charge: book.Charge, costs: Sums
 ) -> dict[tuple[str, str], Sums]:
     """The sums of a data set after a charge. Raises BookError: an unknown partition."""
     at = data, charge.partition or ""
