@@ -320,7 +320,7 @@ class ActorLinks:
                 message = judged(kind, memoryview(payload), self._most, lambda _: self._largest)
             except DecodeError as error:
                 text = f"a message of worker {sender} was refused: {error}"
-                deliver(RefusedMessage(sender, text))
+                deliver(RefusedMessage(text))
                 return True
             deliver(Arrived(sender, message))
         return True

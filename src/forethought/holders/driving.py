@@ -71,7 +71,6 @@ class SerialDriver:
         self._failure: BaseException | None = None
         self._over = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
-        self._at: float | None = None
 
     def do(self, step: Callable[[], object]) -> None:
         """Run one step of the driver; does nothing after a step has failed."""
@@ -109,20 +108,12 @@ class SerialDriver:
         self.check()
 
     def _set_timer(self) -> None:
-        at = self._driver.wake_at
-        if at == self._at:
-            return
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        self._at = at
-        if at is not None:
-            wait = max(0.0, at - self._driver.clock())
-            self._timer = asyncio.get_running_loop().call_later(wait, self._woken)
-
-    def _woken(self) -> None:
-        self._timer = self._at = None
-        self.do(self._driver.woken)
+        if self._driver.wake_at is not None:
+            wait = max(0.0, self._driver.wake_at - self._driver.clock())
+            self._timer = asyncio.get_running_loop().call_later(wait, self.do, self._driver.woken)
 
 
 # The drivers. Their caller supplies the function that sends frames, and hands in those that
@@ -482,7 +473,7 @@ class FederationClient:
         back_off: (first, last) seconds between two attempts to connect.
 
     Attributes:
-        driver: of the machine. connections: number of connections so far.
+        driver: of the machine.
         connected: True while there is a connection.
         trouble: why the last attempt to connect failed; "": it did not.
     """
@@ -498,7 +489,7 @@ class FederationClient:
         self.compute = compute
         self._outbox: Outbox | None = None
         self.driver = driver(self._send, self._begin)
-        self.connections, self.connected, self.trouble = 0, False, ""
+        self.connected, self.trouble = False, ""
         self._ending = False
         self._worker: threading.Thread | None = None
         self._guard = SerialDriver(self.driver)
@@ -544,8 +535,7 @@ class FederationClient:
         """One connection from its beginning to its end."""
         async with self._connect(self.driver.endpoint.most_bytes) as stream:
             outbox = self._outbox = Outbox()
-            self.connections, self.connected = self.connections + 1, True
-            self.trouble = ""
+            self.connected, self.trouble = True, ""
             try:
                 self._guard.do(self.driver.stopped if leave else self.driver.connected)
                 await both_ways(stream, outbox, self._read(stream))

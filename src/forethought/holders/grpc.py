@@ -157,12 +157,14 @@ _REASONS = {
 }
 
 
-def stream_to(service: str, roster: Roster, keys: Keys, address: str) -> driving.Connect:
+def grpc_stream(
+    roster: Roster, keys: Keys, address: str, service: str = SERVICE
+) -> driving.Connect:
     """A function that opens streams to a server over gRPC with mutual TLS.
 
     Args:
-        service: name of the gRPC service. roster: of the server. keys: the client's own.
-        address: host:port of the server.
+        roster: of the server. keys: the client's own. address: host:port of the server.
+        service: name of the gRPC service.
 
     Opening a stream raises a ConnectionError that says why there is no connection.
     """
@@ -187,11 +189,6 @@ def stream_to(service: str, roster: Roster, keys: Keys, address: str) -> driving
                 call.cancel()
 
     return connect
-
-
-def grpc_stream(roster: Roster, keys: Keys, address: str) -> driving.Connect:
-    """A function that opens streams to a federation's server; see :func:`stream_to`."""
-    return stream_to(SERVICE, roster, keys, address)
 
 
 class _Streams(ABC):
@@ -490,7 +487,6 @@ class SiteLinks(_Streams):
         self._ending: asyncio.Event | None = None
         self._thread: threading.Thread | None = None
         self._flush = 0.0
-        self.port: int | None = None
 
     def start(self, deliver: Deliver) -> None:
         """See Links.
@@ -498,7 +494,7 @@ class SiteLinks(_Streams):
         Raises:
             OSError: the address cannot be listened on.
         """
-        listens: Future[int] = Future()
+        listens: Future[None] = Future()
         self._deliver = deliver
 
         def run() -> None:
@@ -510,7 +506,7 @@ class SiteLinks(_Streams):
 
         self._thread = threading.Thread(target=run, name="gossip-sites", daemon=True)
         self._thread.start()
-        self.port = listens.result()
+        listens.result()
 
     def send(self, to: int, message: Any) -> None:
         """See Links."""
@@ -540,13 +536,12 @@ class SiteLinks(_Streams):
 
     # ---- in the event loop
 
-    async def _run(self, listens: Future[int]) -> None:
+    async def _run(self, listens: Future[None]) -> None:
         self._loop, self._ending = asyncio.get_running_loop(), asyncio.Event()
-        port = 0
         if self._later:
             own = self._roster.one_way(self.me, self._later)
-            port = await self._serve(self._listen, own, self.endpoint.most_bytes, self._later)
-        listens.set_result(port)
+            await self._serve(self._listen, own, self.endpoint.most_bytes, self._later)
+        listens.set_result(None)
         tasks = [asyncio.create_task(self._live_with(peer)) for peer in self._earlier]
         tasks.append(asyncio.create_task(self._beat()))
         await self._ending.wait()
@@ -563,12 +558,8 @@ class SiteLinks(_Streams):
 
     async def _live_with(self, peer: int) -> None:
         """Connect to an earlier neighbour, and again after every loss."""
-        connect = stream_to(
-            PEERS_SERVICE,
-            self._roster.one_way(peer, (self.me,)),
-            self._keys,
-            self._roster.addresses[peer],
-        )
+        roster, address = self._roster.one_way(peer, (self.me,)), self._roster.addresses[peer]
+        connect = grpc_stream(roster, self._keys, address, PEERS_SERVICE)
 
         async def connection() -> None:
             async with connect(self.endpoint.most_bytes) as stream:
@@ -596,7 +587,7 @@ class SiteLinks(_Streams):
         except (FrameError, DecodeError) as error:
             name = self._roster.workers[place].name
             text = f"a frame from worker {name!r} was refused: {error}"
-            self._deliver(RefusedMessage(place, text))
+            self._deliver(RefusedMessage(text))
             return
         self._heard[place] = time.monotonic()
         if isinstance(opened.message, Sign):

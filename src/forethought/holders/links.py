@@ -54,9 +54,8 @@ class Arrived:
 
 @dataclass(frozen=True, slots=True)
 class RefusedMessage:
-    """A refused frame, which changed nothing; ``sender`` is None if it is unknown."""
+    """A refused frame, which changed nothing; ``text`` says who sent it, and why."""
 
-    sender: int | None
     text: str
 
 
@@ -263,9 +262,7 @@ class WorkerDriver:
         self._witness, self._heard = witness, heard or {}
         self._peers = gossip.mixing.graph.neighbours(me)
         self._alive = Liveness(self._peers, time.monotonic(), self._pace.patience)
-        self._queue: queue.SimpleQueue[Arrived | RefusedMessage | on.Event | BaseException] = (
-            queue.SimpleQueue()
-        )
+        self._queue = queue.SimpleQueue[Arrived | RefusedMessage | on.Event | BaseException]()
         self._step, self._open = -1, False
         self._steps: dict[int, int] = {}
         self._next_step = self._answers_until = 0.0
@@ -658,16 +655,16 @@ class TeamLinks:
     def send(self, to: int, message: Any) -> None:
         """See Links."""
 
+    def finish(self) -> None:
+        """See Links."""
+
+    def close(self, seconds: float) -> None:
+        """See Links."""
+
     def heard(self, peer: int) -> float | None:
         """See Links."""
         return time.monotonic()
 
-    def finish(self) -> None:
-        """See Links."""
-
     def over(self, peer: int) -> bool:
         """See Links."""
         return True
-
-    def close(self, seconds: float) -> None:
-        """See Links."""

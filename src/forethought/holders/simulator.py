@@ -171,10 +171,10 @@ def slow_ones(machines: int, slow: int, factor: float, seconds: float = 1.0) -> 
     return (seconds,) * (machines - slow) + (seconds * factor,) * slow
 
 
-def lognormal_speeds(machines: int, sigma: float, seed: int, seconds: float = 1.0) -> list[float]:
-    """Seconds per unit of work of each machine, lognormal with median ``seconds``."""
+def lognormal_speeds(machines: int, sigma: float, seed: int) -> list[float]:
+    """Seconds per unit of work of each machine, lognormal with median 1."""
     draw = LogNormal(sigma, [seed, 1])
-    return [seconds * draw() for _ in range(whole("machines", machines))]
+    return [draw() for _ in range(whole("machines", machines))]
 
 
 @dataclass(frozen=True)
@@ -497,21 +497,17 @@ class _Simulator:
         self._messages = self._bytes = 0
         # Heartbeats, or exchanges, since any other event; after _patience of them nothing follows.
         self._idle, self._patience = 0, _PATIENCE
+        for outage in self._outages:
+            self._agenda.add(outage.begin, _GONE, outage.machine)
+            if math.isfinite(outage.end):
+                self._agenda.add(outage.end, _BACK, outage.machine)
 
     def _to_the_end(self) -> None:
         agenda = self._agenda
-        for outage in self._outages:
-            agenda.add(outage.begin, _GONE, outage.machine)
-            if math.isfinite(outage.end):
-                agenda.add(outage.end, _BACK, outage.machine)
-        self._start()
         while not self._done:
             if not len(agenda) or self._idle > self._patience:
                 raise SimulationError(self._stuck())
             self._happens(*agenda.next())
-
-    def _start(self) -> None:
-        raise NotImplementedError
 
     def _stuck(self) -> str:
         raise NotImplementedError
@@ -621,6 +617,9 @@ class StarSimulator(_Simulator):
         Raises:
             SimulationError: no event is left before the end, or virtual time is not finite.
         """
+        self._serve(self.server.handle(events.Connected(0.0)))
+        for client, machine in enumerate(self.clients):
+            self._act(client, machine.handle(events.Connected(0.0)))
         self._to_the_end()
         if not math.isfinite(self._agenda.now):
             raise SimulationError("virtual time is not finite")
@@ -632,11 +631,6 @@ class StarSimulator(_Simulator):
             versions=tuple(self._models),
             **self._counts(),
         )
-
-    def _start(self) -> None:
-        self._serve(self.server.handle(events.Connected(0.0)))
-        for client, machine in enumerate(self.clients):
-            self._act(client, machine.handle(events.Connected(0.0)))
 
     def _stuck(self) -> str:
         return (
@@ -772,6 +766,12 @@ class GraphSimulator(_Simulator):
         Raises:
             SimulationError: no event is left before the end.
         """
+        if self.deadline is not None:
+            self._agenda.add(self.deadline, _DEADLINE, 0)
+        for k, machine in enumerate(self.machines):
+            self._act(k, machine.handle(on.Started()))
+        if self._loses:
+            self._agenda.add(0.0, _MIX, 0)
         self._to_the_end()
         return SimulatedGraph(
             weights=average(self.machines),
@@ -781,14 +781,6 @@ class GraphSimulator(_Simulator):
             exchanges=self._step,
             **self._counts(),
         )
-
-    def _start(self) -> None:
-        if self.deadline is not None:
-            self._agenda.add(self.deadline, _DEADLINE, 0)
-        for k, machine in enumerate(self.machines):
-            self._act(k, machine.handle(on.Started()))
-        if self._loses:
-            self._agenda.add(0.0, _MIX, 0)
 
     def _stuck(self) -> str:
         return (

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forethought.accounting.interval import at_most
-from forethought.accounting.statement import Statement
+from forethought.accounting.statement import Randomness, Statement
 from forethought.exchange.events import Compute, Computed
 from forethought.exchange.keys import POLICY, POLICY_SCHEMA, ROSTER, Keys, Roster
 from forethought.exchange.messages import SERVER, Endpoint, Leave, Vector
@@ -34,13 +34,7 @@ from forethought.holders.driving import CarryClient, ClientDriver, Out
 from forethought.holders.links import Links, Pace, Stop, WorkerDriver, WorkerOutcome
 from forethought.holders.simulator import Result, worker
 from forethought.holders.topology import LEFT, Agreed, endings, made_plan, statement_of
-from forethought.holders.trainer import (
-    ClientTrainer,
-    Holder,
-    SharedModel,
-    own_secrets,
-    randomness_of,
-)
+from forethought.holders.trainer import ClientTrainer, Holder, SharedModel, own_secrets
 from forethought.ledger.book import unit_of
 from forethought.rounds.contributions import Loss
 from forethought.rounds.randomness import Seeds
@@ -200,7 +194,8 @@ class _Part:
             self.witness.require(state.updates)
         brought = share.records, share.loss, own.secrets, share.micro_batch
         self.trainer = ClientTrainer(shared, Holder.of(agreed, me, *brought), state=state.state)
-        self._randomness = randomness_of(own, agreed.plan(me))
+        seeded = own.secrets.seeded_noise, own.secrets.seeded_sampling
+        self._randomness = Randomness(*seeded, grid=agreed.plan(me).noise == "grid")
 
     def took(
         self,
@@ -341,7 +336,10 @@ def take_part_as_client(
         part = _Part(held, *known)
         trainer, ledger, storage = part.trainer, part.ledger, part.storage
         kind = ClientMachine if federation.secure is None else _masked(federation, part, roster)
-        machine = kind(federation, me, ledger.read(), life=_next_life(storage))
+        # This process's number is above those of all earlier ones, whatever the clock says.
+        life = max(time.time_ns(), int(storage.read(LIFE) or 0) + 1)
+        storage.replace(LIFE, str(life).encode())
+        machine = kind(federation, me, ledger.read(), life=life)
 
         def compute(asked: Compute) -> Computed | None:
             found: Result | None
@@ -365,13 +363,6 @@ def take_part_as_client(
         left = driver.done == LEFT or storage.read(GOODBYE) is not None
         files, ended = {ROSTER: roster.to_json()}, (driver.done, machine.weights, driver.alarms)
         return part.took(stated or federation, plain(policy), files, *ended, left=left)
-
-
-def _next_life(storage: FolderStorage) -> int:
-    """A number for this process above those of all earlier ones, whatever the clock says."""
-    life = max(time.time_ns(), int(storage.read(LIFE) or 0) + 1)
-    storage.replace(LIFE, str(life).encode())
-    return life
 
 
 def _masked(federation: Federation, part: _Part, roster: Roster) -> Callable[..., ClientMachine]:

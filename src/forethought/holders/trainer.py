@@ -20,7 +20,6 @@ import torch
 from blake3 import blake3
 from safetensors.torch import load, save
 
-from forethought.accounting.statement import Randomness
 from forethought.exchange.messages import Vector
 from forethought.exchange.storage import LEDGER
 from forethought.federated.federation import Federation
@@ -392,12 +391,3 @@ def own_secrets(folder: Path, seeds: Seeds, refusal: type[ValueError]) -> RunSec
     own = RunSecrets.draw(seeds)
     own.write(folder)
     return own
-
-
-def randomness_of(own: RunSecrets, plan: Plan) -> Randomness:
-    """The sources of a holder's random numbers, for its statement."""
-    return Randomness(
-        seeded_noise=own.secrets.seeded_noise,
-        seeded_sampling=own.secrets.seeded_sampling,
-        grid=plan.noise == "grid",
-    )
