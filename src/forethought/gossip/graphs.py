@@ -65,12 +65,12 @@ class Graph:
                 )
             seen.add((min(one, other), max(one, other)))
         settle(self, listed=tuple(sorted(seen)))
-        reached = self._distances(0)
-        if len(reached) < self.size:
-            cut = next(worker for worker in range(self.size) if worker not in reached)
+        far = self.distances(0)
+        if cut := far.count(-1):
             raise GraphError(
-                f"the graph is not connected: from worker 0 only {len(reached)} of {self.size} "
-                f"workers can be reached (not worker {cut}, for one); add an edge between the parts"
+                f"the graph is not connected: from worker 0 only {self.size - cut} of {self.size} "
+                f"workers can be reached (not worker {far.index(-1)}, for one); add an edge "
+                "between the parts"
             )
 
     @cached_property
@@ -103,20 +103,16 @@ class Graph:
         return other in self._adjacent[one]
 
     def distances(self, worker: int) -> tuple[int, ...]:
-        """Fewest edges from ``worker`` to each worker."""
-        found = self._distances(worker)
-        return tuple(found[other] for other in range(self.size))
-
-    def _distances(self, worker: int) -> dict[int, int]:
-        """Distances from ``worker`` to the workers that can be reached."""
-        found, front = {worker: 0}, deque([worker])
+        """Fewest edges from ``worker`` to each worker; -1 to one that cannot be reached."""
+        found, front = [-1] * self.size, deque([worker])
+        found[worker] = 0
         while front:
             one = front.popleft()
             for other in self.neighbours(one):
-                if other not in found:
+                if found[other] < 0:
                     found[other] = found[one] + 1
                     front.append(other)
-        return found
+        return tuple(found)
 
 
 def make(kind: Kind, size: int, *, degree: int | None = None, seed: int = 0) -> Graph:
