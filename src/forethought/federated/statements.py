@@ -173,7 +173,10 @@ def gain(
     if missed or not _one_sum_a_round(federation, ends):
         return 1.0
     least = math.inf
-    for round in _beginnings(federation, client, ends):
+    # Rounds of the client at which its own noise or another client's may change.
+    parts = (accumulate(part.count for part in plan.mechanism) for plan in federation.plans)
+    begins = {0, *ends}.union(*parts)
+    for round in sorted(one for one in begins if one < ends[client]):
         variances = [
             _noise_in_the_mean(federation, other, round) ** 2
             for other in range(len(federation.members))
@@ -353,12 +356,6 @@ def _one_sum_a_round(federation: Federation, ends: Sequence[int]) -> bool:
     alike = len(plans) == 1 or plans[0].schedule.unit == "rounds"
     descends = kind_of(plans[0].optimizer.name).descends
     return len(set(ends)) == 1 and len(uses) == 1 and alike and descends
-
-
-def _beginnings(federation: Federation, client: int, ends: Sequence[int]) -> list[int]:
-    """Rounds of a client at which its own noise or another client's may change."""
-    parts = (accumulate(part.count for part in plan.mechanism) for plan in federation.plans)
-    return sorted(round for round in {0, *ends}.union(*parts) if round < ends[client])
 
 
 def _noise_in_the_mean(federation: Federation, client: int, round: int) -> float:

@@ -83,7 +83,11 @@ class SerialDriver:
             return
         if self._driver.done is not None:
             self._over.set()
-        self._set_timer()
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._driver.wake_at is not None:
+            wait = max(0.0, self._driver.wake_at - self._driver.clock())
+            self._timer = asyncio.get_running_loop().call_later(wait, self.do, self._driver.woken)
 
     def fail(self, error: BaseException) -> None:
         """Note what failed; nothing more is done, and :meth:`check` raises it."""
@@ -106,14 +110,6 @@ class SerialDriver:
             if self._timer is not None:
                 self._timer.cancel()
         self.check()
-
-    def _set_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        if self._driver.wake_at is not None:
-            wait = max(0.0, self._driver.wake_at - self._driver.clock())
-            self._timer = asyncio.get_running_loop().call_later(wait, self.do, self._driver.woken)
 
 
 # The drivers. Their caller supplies the function that sends frames, and hands in those that
