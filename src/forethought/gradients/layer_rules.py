@@ -327,9 +327,8 @@ def _affine(
 
 
 def _over_positions(use: Use, values: Tensor) -> Tensor:
-    shape = use.parameters.get("weight", use.parameters.get("bias"))
-    assert shape is not None  # the rule is called only if one of them is trained
-    return values.reshape(values.shape[0], -1, *shape.shape).sum(1)
+    scale = next(iter(use.parameters.values()))  # or the shift, which has its shape
+    return values.reshape(values.shape[0], -1, *scale.shape).sum(1)
 
 
 def _over_space(use: Use, values: Tensor) -> Tensor:
@@ -555,7 +554,6 @@ register_physical(_attention, F.scaled_dot_product_attention)
 tanh_backward = torch.ops.aten.tanh_backward.default
 tanh_into = torch.ops.aten.tanh_backward.grad_input
 sigmoid_into = torch.ops.aten.sigmoid_backward.grad_input
-Emit = Callable[[Tensor, Tensor], None]
 # Hidden states (T, B, H), last cell state, and the tensors that the backward pass needs.
 Ran = tuple[Tensor, Tensor | None, tuple[Tensor, ...]]
 # Gradients of a scan's outputs: hidden states, last hidden and cell state; None: an unused output.
@@ -727,7 +725,7 @@ class _Scanned(torch.autograd.Function):
     def forward(
         ctx: Any,
         steps: Cell,
-        emit: Emit | None,
+        emit: Callable[[Tensor, Tensor], None] | None,
         reverse: bool,
         anchor: Tensor | None,
         gates: Tensor,
@@ -777,28 +775,21 @@ _HIDDEN = Rule("recurrence", (), ("weight", "bias"), ("input",), _linear)
 
 
 def scan(
-    mode: VmapMode,
-    steps: Cell,
-    reverse: bool,
-    gates: Tensor,
-    h: Tensor,
-    c: Tensor | None,
-    weight: Tensor,
-    bias: Tensor | None,
-    active: Tensor | None,
+    mode: VmapMode, steps: Cell, how: Scan, gates: Tensor, h: Tensor, c: Tensor | None
 ) -> tuple[Any, ...]:
     """Run a recurrent layer over its projected inputs, the batches of all lanes as one batch.
 
     Args:
-        steps: of the kind of cell. reverse: True for a scan backwards in time.
+        steps: of the kind of cell. how: its hidden map and direction, and the mask (T, B, 1) of
+            sequences that have not ended.
         gates: W_ih·x_t + b_ih, shape (T, B, gates·H). h, c: initial states, shape (B, H).
-        weight, bias: of the hidden map. active: (T, B, 1) mask of sequences that have not ended.
 
     Returns:
         Hidden states (T, B, H), the last hidden state and the last cell state (LSTM only).
     """
     with torch._C.DisableTorchFunction():
-        if any(isinstance(t, Tensor) and boundary.is_lane(t) for t in (weight, bias, active)):
+        weight, bias = how.weight, how.bias
+        if any(isinstance(t, Tensor) and boundary.is_lane(t) for t in (weight, bias, how.active)):
             raise boundary.NotVectorisable("a recurrent layer with a weight for each example")
         mode.here()
         size, batch = mode.size, gates.shape[1]
@@ -836,9 +827,9 @@ def scan(
         mode.count(trained)
         with boundary.outside():
             states = (side_by_side(gates, 1), side_by_side(h, 0), side_by_side(c, 0))
-            shared = (detached["weight"], detached.get("bias"), side_by_side(active, 1))
-            ways = (steps, emit, reverse, mode.anchor) if trained else (steps, None, reverse, None)
-            found = _Scanned.apply(*ways, *states, *shared)  # type: ignore[no-untyped-call]
+            shared = (detached["weight"], detached.get("bias"), side_by_side(how.active, 1))
+            told = (emit, how.reverse, mode.anchor) if trained else (None, how.reverse, None)
+            found = _Scanned.apply(steps, *told, *states, *shared)  # type: ignore[no-untyped-call]
         return tuple(map(in_lanes, found, (1, 0, 0)))
 
 
@@ -849,18 +840,19 @@ def _layers(
     mode: VmapMode,
     steps: Cell,
     x: Tensor,
-    h0: Tensor,
-    c0: Tensor | None,
+    states: Any,
     weights: Sequence[Tensor],
     options: Sequence[Any],
     active: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor | None]:
+) -> tuple[Tensor, ...]:
     has_biases, num_layers, dropout, train, bidirectional = options
+    h0, c0 = states if isinstance(steps, Long) else (states, None)
     # x is (T, B, D). torch lists W_ih, W_hh (, b_ih, b_hh)(, W_hr) for each layer and direction.
     directions = 2 if bidirectional else 1
     each = len(weights) // (num_layers * directions)
     projected = each == (5 if has_biases else 3)
-    hs, cs = [], []
+    hs: list[Tensor] = []
+    cs: list[Any] = []
     for layer in range(num_layers):
         outs = []
         for reverse in range(directions):
@@ -869,41 +861,30 @@ def _layers(
             b_ih, b_hh = rest[:2] if has_biases else (None, None)
             h, c = h0[at], None if c0 is None else c0[at]
             gates = F.linear(x, w_ih, b_ih)
+            how = Scan(w_hh, b_hh, active, bool(reverse))
             if projected:
-                out, h, c = _projected(gates, h, c, w_hh, b_hh, rest[-1], bool(reverse), active)
+                out, h, c = _projected(how, gates, h, c, rest[-1])
             else:
-                out, h, c = scan(mode, steps, bool(reverse), gates, h, c, w_hh, b_hh, active)
+                out, h, c = scan(mode, steps, how, gates, h, c)
             outs.append(out)
             hs.append(h)
             cs.append(c)
         x = torch.cat(outs, -1) if bidirectional else outs[0]
         if dropout and train and layer < num_layers - 1:
             x = F.dropout(x, dropout, True)
-    cells = [c for c in cs if c is not None]
-    return x, torch.stack(hs), torch.stack(cells) if cells else None
+    return x, *map(torch.stack, (hs, cs) if isinstance(steps, Long) else (hs,))
 
 
 def _projected(
-    gates: Tensor,
-    h: Tensor,
-    c: Tensor | None,
-    w_hh: Tensor,
-    b_hh: Tensor | None,
-    w_hr: Tensor,
-    reverse: bool,
-    active: Tensor | None,
+    how: Scan, gates: Tensor, h: Tensor, c: Tensor | None, w_hr: Tensor
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     # An LSTM whose hidden state is projected: each step has two linear maps.
     assert c is not None
     length = gates.shape[0]
     out: list[Tensor] = [h] * length
-    for t in reversed(range(length)) if reverse else range(length):
-        new_h, new_c = _long_step(gates[t] + F.linear(h, w_hh, b_hh), c)
-        new_h = F.linear(new_h, w_hr)
-        if active is not None:
-            pairs = ((new_h, h), (new_c, c))
-            new_h, new_c = (torch.where(active[t], new, old) for new, old in pairs)
-        h, c = new_h, new_c
+    for t in how.times(length):
+        new_h, new_c = _long_step(gates[t] + F.linear(h, how.weight, how.bias), c)
+        h, c = how.keep(t, F.linear(new_h, w_hr), h), how.keep(t, new_c, c)
         out[t] = h
     return torch.stack(out), h, c
 
@@ -923,21 +904,15 @@ def _time_first(mode: VmapMode, x: Tensor) -> Tensor:
         return boundary.lane(whole.movedim(dim, 1).contiguous(), 1, mode.level)
 
 
-def _whole(steps: Cell, cell: bool) -> Callable[..., Any]:
-    def layers(mode: VmapMode, x: Tensor, second: Any, third: Any, *rest: Any) -> Any:
-        if isinstance(third, bool):  # in a supported call the third argument is no bool
-            raise TypeError("a recurrent layer is called with states and a list of weights")
-        if isinstance(second, Tensor) and second.dtype == torch.long and second.dim() == 1:
-            return _packed(mode, steps, x, second, third, *rest)
-        states, weights = second, third
-        *options, batch_first = rest
-        h, c = states if cell else (states, None)
-        x = _time_first(mode, x.transpose(0, 1) if batch_first else x)
-        out, h, c = _layers(mode, steps, x, h, c, weights, options, None)
-        out = out.transpose(0, 1) if batch_first else out
-        return (out, h, c) if cell else (out, h)
-
-    return layers
+def _whole(steps: Cell, mode: VmapMode, x: Tensor, second: Any, third: Any, *rest: Any) -> Any:
+    if isinstance(third, bool):  # in a supported call the third argument is no bool
+        raise TypeError("a recurrent layer is called with states and a list of weights")
+    if isinstance(second, Tensor) and second.dtype == torch.long and second.dim() == 1:
+        return _packed(mode, steps, x, second, third, *rest)
+    *options, batch_first = rest
+    x = _time_first(mode, x.transpose(0, 1) if batch_first else x)
+    out, *last = _layers(mode, steps, x, second, third, options, None)
+    return (out.transpose(0, 1) if batch_first else out, *last)
 
 
 def _packed(
@@ -957,10 +932,9 @@ def _packed(
     rows = place.where(valid, 0).flatten().to(data.device)
     active = valid.unsqueeze(2).to(data.device)
     x = data.index_select(0, rows).view(length, batch, -1) * active
-    h, c = states if isinstance(steps, Long) else (states, None)
-    out, h, c = _layers(mode, steps, x, h, c, weights, options, None if batch == 1 else active)
+    out, *last = _layers(mode, steps, x, states, weights, options, None if batch == 1 else active)
     out = out.flatten(0, 1).index_select(0, valid.flatten().nonzero().flatten().to(data.device))
-    return (out, h, c) if c is not None else (out, h)
+    return (out, *last)
 
 
 def _two_maps(
@@ -988,19 +962,18 @@ def _gated_cell(mode: VmapMode, x: Tensor, h: Tensor, *weights: Any, **named: An
     return torch.lerp((n + r * hn).tanh(), h, u)
 
 
-def _plain_cell(relu: bool) -> Callable[..., Tensor]:
-    def cell(mode: VmapMode, x: Tensor, h: Tensor, *weights: Any, **named: Any) -> Tensor:
-        one, two = _two_maps(x, h, *weights, **named)
-        return (one + two).relu() if relu else (one + two).tanh()
+def _plain_cell(
+    relu: bool, mode: VmapMode, x: Tensor, h: Tensor, *weights: Any, **named: Any
+) -> Tensor:
+    one, two = _two_maps(x, h, *weights, **named)
+    return (one + two).relu() if relu else (one + two).tanh()
 
-    return cell
 
-
-register_parts(_whole(Long(), True), torch.lstm)
-register_parts(_whole(Gated(), False), torch.gru)
-register_parts(_whole(PlainCell(False), False), torch.rnn_tanh)
-register_parts(_whole(PlainCell(True), False), torch.rnn_relu)
+register_parts(partial(_whole, Long()), torch.lstm)
+register_parts(partial(_whole, Gated()), torch.gru)
+register_parts(partial(_whole, PlainCell(False)), torch.rnn_tanh)
+register_parts(partial(_whole, PlainCell(True)), torch.rnn_relu)
 register_parts(_long_cell, torch.lstm_cell)
 register_parts(_gated_cell, torch.gru_cell)
-register_parts(_plain_cell(False), torch.rnn_tanh_cell)
-register_parts(_plain_cell(True), torch.rnn_relu_cell)
+register_parts(partial(_plain_cell, False), torch.rnn_tanh_cell)
+register_parts(partial(_plain_cell, True), torch.rnn_relu_cell)
