@@ -17,7 +17,7 @@ import time
 import warnings
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -34,7 +34,7 @@ from forethought import __version__
 from forethought.accounting.exact import epsilon
 from forethought.accounting.interval import at_most
 from forethought.accounting.statement import OF_RUN, Statement, StatementError, content_hash
-from forethought.gradients.boundary import of_user, shards_of
+from forethought.gradients.boundary import STANDARD, of_user, shards_of
 from forethought.gradients.sharded import load_whole
 from forethought.rounds.preparation import Prepared
 from forethought.rounds.randomness import SECRET_BYTES, Secrets, Seeds
@@ -55,6 +55,7 @@ from forethought.values.plan import TRANSCRIPT, Plan, Transcript
 from forethought.values.serialisation import digest, parse, replaced, sync_folder
 
 if TYPE_CHECKING:
+    from forethought.training.run import Run
     from forethought.training.shapes import Shapes
 
 # The facts by which a run is recognised, so that resuming it repeats its own rounds only.
@@ -128,7 +129,7 @@ def watched(model: torch.nn.Module, loss: Callable[..., Any], key: bytes) -> dic
             name: {
                 part: value
                 for part, value in vars(module).items()
-                if not (part in OF_TORCH or part.startswith(_COMPOSED) or _follows(value, weights))
+                if not (part in STANDARD or part.startswith(_COMPOSED) or _follows(value, weights))
             }
             for name, module in modules.items()
         },
@@ -145,8 +146,7 @@ def watched(model: torch.nn.Module, loss: Callable[..., Any], key: bytes) -> dic
     }
 
 
-# Attributes that every module has, and the tables of hooks, which hold the user's code.
-OF_TORCH = frozenset(vars(torch.nn.Module()))
+# The tables of hooks, which hold the user's code.
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks")
 # Attribute that fully_shard leaves in a module; it belongs to the process and not to the run.
 _COMPOSED = "__composable_api_state"
@@ -901,29 +901,25 @@ class RunFolder:
             raise CheckpointError(f"there is no run to resume in {self.path}: it has no {PLAN}")
         return Plan.load(path)
 
-    def save_results(
-        self,
-        plan: Plan,
-        state: Mapping[str, torch.Tensor],
-        history: Sequence[Metrics],
-        statement: Statement,
-        transcript: Transcript | None,
-    ) -> Statement:
+    def save_results(self, run: Run, state: Mapping[str, torch.Tensor]) -> Statement:
         """Write plan, model, metrics, transcript and, last, the statement; erase the secrets.
+
+        Args:
+            state: of the run's model, with whole tensors.
 
         Returns:
             The statement with the hashes of the model file and of the other files that it rests on.
         """
-        self.add({PLAN: plan.to_json() + "\n"})  # the first one may be gone, or edited, by now
+        self.add({PLAN: run.plan.to_json() + "\n"})  # the first one may be gone, or edited, by now
         weights = save(_untied(state))
         replace_file(self.path / MODEL, weights)
-        statement = statement.of_model(content_hash(weights))
-        replace_file(self.path / METRICS, as_csv(history, PUBLIC).encode())
-        if any(row.non_finite is not None for row in history):
-            private = as_csv(history, ("round", *PRIVATE)).encode()
+        statement = run.statement.of_model(content_hash(weights))
+        replace_file(self.path / METRICS, as_csv(run.history, PUBLIC).encode())
+        if any(row.non_finite is not None for row in run.history):
+            private = as_csv(run.history, ("round", *PRIVATE)).encode()
             replace_file(self.path / DIAGNOSTICS, private, mode=0o600)
-        if transcript is not None:
-            replace_file(self.path / TRANSCRIPT, transcript.to_json().encode())
+        if run.transcript is not None:
+            replace_file(self.path / TRANSCRIPT, run.transcript.to_json().encode())
         paths = [self.path / name for name in OF_RUN]
         present = {path.name: path.read_bytes() for path in paths if path.is_file()}
         statement = statement.resting_on(present)

@@ -31,7 +31,7 @@ from torch.nn import functional as F
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from forethought.accounting.statement import About, Statement, account
-from forethought.gradients.boundary import RECORDERS, shards_of, trained_here, trained_of
+from forethought.gradients.boundary import RECORDERS, STANDARD, shards_of, trained_here, trained_of
 from forethought.gradients.sharded import let_go, take_shards, whole_state
 from forethought.rounds.contributions import (
     ALIKE,
@@ -47,7 +47,6 @@ from forethought.rounds.randomness import Secrets, Seeds
 from forethought.rounds.records import MappedRecords, Records, TensorRecords, blank, content
 from forethought.training.execution import Execution, ShortForms, all_there, alone, settled
 from forethought.training.folder import (
-    OF_TORCH,
     RunFolder,
     fingerprint,
     identity,
@@ -458,6 +457,7 @@ class _Rounds:
         self.average.hand_over()
         self._left = self._standing()
         state = {} if folder is None else whole_state(self.model, team.leads)
+        run = Run(self.model, statement, (), self.plan, path, transcript)
 
         def ended() -> Statement:
             found = statement
@@ -467,14 +467,14 @@ class _Rounds:
                 if self._paid is not None:
                     found = in_the_book(self._paid, found, folder, self._paid.begun)
                 if folder is not None:
-                    found = folder.save_results(self.plan, state, (), found, transcript)
+                    found = folder.save_results(replace(run, statement=found), state)
                 self.over()
             return found
 
-        statement = team.first(ended)
+        run = replace(run, statement=team.first(ended))
         self.closed = FINISHED
-        remember(self.model, statement)
-        return Run(self.model, statement, (), self.plan, path, transcript)
+        remember(self.model, run.statement)
+        return run
 
 
 def epoch_ends(plan: Plan) -> list[int]:
@@ -666,7 +666,7 @@ def _of_attributes(model: torch.nn.Module) -> bytes:
     state = blake3()
     for name, module in model.named_modules():
         for attribute, value in vars(module).items():
-            if attribute not in OF_TORCH:
+            if attribute not in STANDARD:
                 _take(state, f"{name}.{attribute}", value)
     return state.digest()
 

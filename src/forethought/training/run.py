@@ -733,11 +733,8 @@ def run_plan(task: Task) -> Run:
     task.centring.end()
     if task.public_inputs is not None:
         metrics.settle_statistics(model, task.public_inputs)
-    history = tuple(loop.history)
-    if folder is not None:
-        last, state = statement, whole_state(model, team.leads)
-        statement = team.first(lambda: folder.save_results(plan, state, history, last, transcript))
-    return Run(model, statement, history, plan, path_of(folder), transcript)
+    run = Run(model, statement, tuple(loop.history), plan, path_of(folder), transcript)
+    return kept_in(folder, run, team)
 
 
 def _before(task: Task) -> int:
@@ -881,11 +878,9 @@ def read_back(folder: RunFolder, model: torch.nn.Module, plan: Plan | None, team
 _Run = TypeVar("_Run", bound=Run)
 
 
-def kept_in(folder: RunFolder | None, run: _Run) -> _Run:
+def kept_in(folder: RunFolder | None, run: _Run, team: Team) -> _Run:
     """A run whose plan and results are written into its folder, if it has one."""
     if folder is None:
         return run
-    statement = folder.save_results(
-        run.plan, run.model.state_dict(), run.history, run.statement, run.transcript
-    )
-    return replace(run, statement=statement)
+    state = whole_state(run.model, team.leads)
+    return replace(run, statement=team.first(lambda: folder.save_results(run, state)))

@@ -278,11 +278,24 @@ def tune(  # noqa: C901, PLR0915
         _value(score, probe)  # what is wrong with a score is said before a trial is paid
         secrets = Secrets.draw(seeds)
         named = (*trained_before(probe, None), *((COINCIDE,) if same else ()))
+        more = (Caveat(_SCORED[scoring]), Caveat("candidates", str(len(plans))), *named)
+
+        def stated(plan: Plan) -> Statement:
+            uses = dict.fromkeys(use for p in (plan, *plans) for use in p.not_covered)
+            uses.pop(adaptive.SEARCH_ALONE, None)
+            every = [p.mechanism for p in plans]
+            details = adaptive.selection_details(
+                plan.mechanism, every, trials, score_noise, plan.delta
+            )
+            return account(
+                plan.with_(not_covered=tuple(uses)),
+                accountant=details,
+                not_covered=more,
+                randomness=randomness(plan, secrets),
+            )
+
         # Before the first trial, to refuse a mechanism that no theorem covers.
-        statements = {
-            plan: _statement(plan, plans, trials, score_noise, scoring, secrets, named)
-            for plan in tasks
-        }
+        statements = {plan: stated(plan) for plan in tasks}
         if paid is not None:
             paid.ahead(1)  # from here on the caller can read the models of trials
         if folder is not None:
@@ -386,7 +399,7 @@ def _best(
     shown = Run(of_rows(run.model), statement, tuple(rows), plan, path_of(folder), run.transcript)
     if folder is not None:
         folder.add(files)
-    shown = kept_in(folder, shown)
+    shown = kept_in(folder, shown, Team())
     if run.transcript is not None:
         remember(shown.model, shown.statement)
     return Tuned(shown, plan, value, shown.statement)
@@ -421,26 +434,6 @@ def _candidates(candidates: Sequence[Plan]) -> list[Plan]:
     if len({plan.mechanism.adjacency for plan in plans}) > 1:
         raise ValueError("all candidates must be stated under the same adjacency")
     return plans
-
-
-def _statement(
-    plan: Plan,
-    plans: Sequence[Plan],
-    trials: adaptive.Trials,
-    score_noise: float | None,
-    scoring: Scoring,
-    secrets: Secrets,
-    named: Sequence[Caveat],
-) -> Statement:
-    uses = (use for p in (plan, *plans) for use in p.not_covered if use != adaptive.SEARCH_ALONE)
-    every = [p.mechanism for p in plans]
-    details = adaptive.selection_details(plan.mechanism, every, trials, score_noise, plan.delta)
-    return account(
-        plan.with_(not_covered=tuple(dict.fromkeys(uses))),
-        accountant=details,
-        not_covered=(Caveat(_SCORED[scoring]), Caveat("candidates", str(len(plans))), *named),
-        randomness=randomness(plan, secrets),
-    )
 
 
 def _value(score: Score, model: torch.nn.Module) -> float:
@@ -1025,7 +1018,7 @@ def _finish(folder: RunFolder, state: PhaseState, result: PhasedRun) -> PhasedRu
         "phases": [phase.to_dict() for phase in result.phases],
     }
     replace_file(folder.path / RECORD, (json.dumps(record, indent=2) + "\n").encode())
-    result = kept_in(folder, result)
+    result = kept_in(folder, result, Team())
     folder.erase_phases()
     return result
 
