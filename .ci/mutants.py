@@ -1731,7 +1731,7 @@ MUTANTS = [
            "test_state[schedule_of_an_iterator]"),
     Mutant("reach: queues waited for", "_Attempt._survey", "if found.waits: ...",
            "if False: ...", "test_state[queue_of_numbers]"),
-    Mutant("reach: modules beside a script", "ExternalState._module", "of_user(module.__name__)",
+    Mutant("reach: modules beside a script", "ExternalState._note", "of_user(value.__name__)",
            "False", "test_state[class_in_a_module_beside_the_script]"),
     Mutant("reach: globals by their names", "ExternalState._function",
            "not words.isdisjoint(_OF_ITS_MODULE)", "False", "test_state[global_by_its_name]"),

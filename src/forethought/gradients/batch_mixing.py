@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from math import gcd
-from typing import Any
 
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -129,10 +128,7 @@ def _group_norm(old: _BatchNorm) -> nn.GroupNorm:
             "batch normalisation of a single feature has no counterpart inside one example: take "
             "it out of the model, and scale the feature by a public range"
         )
-    like: dict[str, Any] = {}
-    if old.weight is not None:
-        like = {"device": old.weight.device, "dtype": old.weight.dtype}
-    new = nn.GroupNorm(_groups(old), channels, eps=old.eps, affine=old.weight is not None, **like)
+    new = nn.GroupNorm(_groups(old), channels, eps=old.eps, affine=old.weight is not None)
     if old.weight is not None:
         new.weight, new.bias = old.weight, old.bias
     return new.train(old.training)

@@ -81,9 +81,7 @@ def batch_size(inputs: Any, targets: Any) -> int:
             f"{', '.join(map(str, shapes))}; pass values shared by all examples through the model "
             "or the loss instead"
         )
-    size = sizes.pop()
-    assert size is not None  # narrowed above
-    return size
+    return shapes[0][0]
 
 
 def call(model: nn.Module, inputs: Any) -> Any:
@@ -112,6 +110,13 @@ def losses(values: Any, batch: int) -> Tensor:
             "example's own values"
         )
     return values
+
+
+def own_losses(values: Any, batch: int) -> Tensor:
+    """The loss's values as of :func:`losses`; of a single example, also as a plain number."""
+    if isinstance(values, Tensor) and values.dim() == 0 and batch == 1:
+        values = values.reshape(1)
+    return losses(values, batch)
 
 
 def sum_dtype(dtype: torch.dtype) -> torch.dtype:

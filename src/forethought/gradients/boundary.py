@@ -1070,7 +1070,8 @@ class ExternalState:
     def _note(self, value: Any, holder: str, strict: bool) -> Iterator[Any]:
         kind = type(value)
         if isinstance(value, types.ModuleType):
-            self._module(value)
+            if of_user(value.__name__):
+                self._space(vars(value)).reached = True
         elif isinstance(value, type):
             yield from self._class(value)
         elif id(value) in self._known:
@@ -1097,10 +1098,6 @@ class ExternalState:
             if isinstance(value, nn.Module | CustomOpDef) or not _home(kind).startswith(_OPAQUE):
                 yield from self._attributes(value)
             yield kind
-
-    def _module(self, module: types.ModuleType) -> None:
-        if of_user(module.__name__):
-            self._space(vars(module)).reached = True
 
     def _space(self, scope: dict[str, Any]) -> _Space:
         return self._spaces.setdefault(id(scope), _Space(scope))

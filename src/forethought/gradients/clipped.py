@@ -342,7 +342,7 @@ class Subject:
         """Gradients of one block, of which the first ``real`` contributions count."""
         model, loss, trained = self.model, self.loss, self.trained
         if self.dims is not None:
-            return declared_contributions(model, loss, *rows, trained, self.dims)
+            return declared_contributions(self, *rows)
         if self.each == 1 and not self.mixing:
             uses = uses_of(model, loss, *rows, trained)
             if uses is not None:
@@ -745,18 +745,11 @@ def outputs_in_front(outputs: Any, dims: BatchDims | None) -> Any:
 
 
 @boundary.turns
-def declared_contributions(
-    model: nn.Module,
-    loss: batches.Loss,
-    inputs: Any,
-    targets: Any,
-    trained: Mapping[str, nn.Parameter],
-    dims: BatchDims,
-) -> dict[str, Term]:
+def declared_contributions(subject: Subject, inputs: Any, targets: Any) -> dict[str, Term]:
     """Each trained parameter's gradients, one for each example.
 
     Args:
-        inputs: with the examples in dimension 0.
+        subject: with ``dims``. inputs: with the examples in dimension 0.
 
     Raises:
         ValueError: the model changes itself or draws random numbers, or its loss has another shape
@@ -764,12 +757,12 @@ def declared_contributions(
         RuntimeError: an example alone has another gradient than in its batch.
     """
     size = batches.batch_size(inputs, targets)
-    leaves = list(trained.values())
-    state = boundary.ModuleState(model.named_modules())
+    leaves = list(subject.trained.values())
+    state = boundary.ModuleState(subject.model.named_modules())
     before = torch.get_rng_state()
     try:
         with torch.enable_grad():
-            values = _losses(model, loss, inputs, targets, dims, size)
+            values = _losses(subject, inputs, targets, size)
             watch = batches.FINGERPRINT.get()
             if watch is not None:
                 watch.begin(size)
@@ -782,7 +775,7 @@ def declared_contributions(
             which = int(torch.randint(size, (), generator=_CHOICE))
             index = torch.tensor([which])
             some, wanted = (batches.select(tree, index) for tree in (inputs, targets))
-            one = _losses(model, loss, some, wanted, dims, 1)
+            one = _losses(subject, some, wanted, 1)
             alone = torch.autograd.grad(one.sum(), leaves, allow_unused=True)
     finally:
         state.restore()
@@ -798,7 +791,7 @@ def declared_contributions(
         name: Dense(
             wide(row) if row is not None else batches.zeros_for(parameter, size, *parameter.shape)
         )
-        for (name, parameter), row in zip(trained.items(), rows, strict=True)
+        for (name, parameter), row in zip(subject.trained.items(), rows, strict=True)
     }
 
 
@@ -806,11 +799,9 @@ _CHOICE = torch.Generator()
 _CHOICE.seed()
 
 
-def _losses(
-    model: nn.Module, loss: batches.Loss, inputs: Any, targets: Any, dims: BatchDims, size: int
-) -> Tensor:
-    outputs = outputs_in_front(batches.call(model, placed(inputs, dims)), dims)
-    return batches.losses(loss(outputs, targets), size)
+def _losses(subject: Subject, inputs: Any, targets: Any, size: int) -> Tensor:
+    outputs = batches.call(subject.model, placed(inputs, subject.dims))
+    return batches.losses(subject.loss(outputs_in_front(outputs, subject.dims), targets), size)
 
 
 def _compare(together: list[Tensor | None], alone: tuple[Tensor | None, ...], which: int) -> None:

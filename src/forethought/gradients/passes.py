@@ -450,7 +450,7 @@ class _Attempt:
     ) -> tuple[Tensor, VmapMode]:
         inputs, targets = self.batch.some(index)
         with boundary.entered(size) as level:
-            draws = None if self._masks is None else self._draws(self._masks, index)
+            draws = None if self._masks is None else self._draws(self._masks, index, level)
             mode = VmapMode(size, level, places, settings, draws, self._observe, self._asked)
             mode.parameters = {*self._parameters}
             if self._shards is not None:
@@ -478,11 +478,11 @@ class _Attempt:
                 self._judge(outputs, targets, values)
         return values, mode
 
-    def _draws(self, masks: vmap_mode.Masks, index: Tensor | None) -> vmap_mode.Draws:
+    def _draws(self, masks: vmap_mode.Masks, index: Tensor | None, level: int) -> vmap_mode.Draws:
         mine, apart = self._drawn_for, index is not None
         if mine is not None and index is not None:
             mine = mine[index]
-        return vmap_mode.Draws(masks, index if mine is None else mine, apart)
+        return vmap_mode.Draws(masks, index if mine is None else mine, apart, level)
 
     def _judge(self, outputs: Any, targets: Any, values: Tensor) -> None:
         """Compare the loss with that of a whole batch, once; restore all that it may have kept."""
@@ -502,9 +502,7 @@ class _Attempt:
 
     def _values(self, found: Any, mode: VmapMode) -> Tensor:
         each = self.batch.each
-        if isinstance(found, Tensor) and found.dim() == 0 and each == 1:
-            found = found.reshape(1)
-        found = batches.losses(found, each)
+        found = batches.own_losses(found, each)
         if not boundary.is_lane(found):
             if not found.requires_grad:
                 return torch.mean(found.detach().expand(mode.size, each), 1)
@@ -603,19 +601,17 @@ class _Attempt:
     def _lane(
         self, alone: Alone, at: int, answers: list[tuple[Any, Tensor]] | None
     ) -> dict[str, Tensor]:
-        parameters, each = list(self.model.parameters()), self.batch.each
+        parameters = list(self.model.parameters())
         kept = [parameter.grad for parameter in parameters]
         try:
             for parameter in parameters:
                 parameter.grad = None
             with torch.set_grad_enabled(bool(self.trained)), alone:
                 lane = self.batch.some(torch.tensor([at]))
-                inputs, targets = (batches.mapped(tree, itemgetter(0)) for tree in lane)
+                inputs, targets = batches.mapped(lane, itemgetter(0))
                 outputs = batches.call(self.model, inputs)
                 values = self.loss(outputs, targets)
-            if isinstance(values, Tensor) and values.dim() == 0 and each == 1:
-                values = values.reshape(1)
-            value = batches.losses(values, each).mean()
+            value = batches.own_losses(values, self.batch.each).mean()
             if answers is not None:
                 answers.append((of_one(outputs), value.detach().clone()))
             del outputs
@@ -639,12 +635,10 @@ class _Attempt:
         self._restore()
         if written:
             raise boundary.changes_itself(written, "is written to in the forward pass")
-        if alone.made():
-            gc.collect()
-            if alone.made():
-                raise boundary.changes_itself(
-                    ["something outside the model"], "keeps values of an example"
-                )
+        if alone.kept():
+            raise boundary.changes_itself(
+                ["something outside the model"], "keeps values of an example"
+            )
         return changed
 
 
@@ -745,9 +739,12 @@ class Alone(TorchFunctionMode):
         place = _storage(target)
         return place in self._storages or place in self._owned
 
-    def made(self) -> list[Tensor]:
-        """Tensors of the pass that are still alive."""
-        return [value for value in (kept() for kept in self._made.values()) if value is not None]
+    def kept(self) -> bool:
+        """True if tensors of the pass are still alive, without the garbage that Python holds."""
+        if all(made() is None for made in self._made.values()):
+            return False
+        gc.collect()
+        return any(made() is not None for made in self._made.values())
 
 
 # A table of the way in which each parameter's gradient is computed, with reasons.

@@ -256,11 +256,20 @@ class Gathering:
         """A context with our hooks in place of FSDP's, which would add up unclipped gradients."""
 
         # Plain functions of this package: the search for reachable state does not follow them.
-        def enter(module: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
-            return self._enter(module, args, kwargs)
+        def enter(module: Any, args: Any, kwargs: Any) -> Any:
+            self._gather(module)
+            policy = module._get_fsdp_state()._mp_policy
+            dtype = policy.cast_forward_inputs and policy.param_dtype
+            return self._passed((args, kwargs), partial(self._done, module), dtype)
 
         def leave(module: Any, args: Any, output: Any) -> Any:
-            return self._leave(module, output)
+            dtype = module._get_fsdp_state()._mp_policy.output_dtype
+            output = self._passed(output, partial(self._again, module), dtype)
+            # A module that runs again in the backward pass is sharded when that pass leaves it.
+            if module is not self._root and module not in self._backward:
+                with boundary.plain_torch():
+                    module.reshard()
+            return output
 
         tables = [t for m in self._modules for t in (m._forward_pre_hooks, m._forward_hooks)]
         kept = [table.copy() for table in tables]
@@ -277,25 +286,6 @@ class Gathering:
             for table, before in zip(tables, kept, strict=True):
                 table.clear()
                 table.update(before)
-
-    def _enter(self, module: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        self._gather(module)
-        policy = module._get_fsdp_state()._mp_policy
-        args, kwargs = self._passed(
-            (args, kwargs),
-            partial(self._done, module),
-            policy.cast_forward_inputs and policy.param_dtype,
-        )
-        return args, kwargs
-
-    def _leave(self, module: Any, output: Any) -> Any:
-        dtype = module._get_fsdp_state()._mp_policy.output_dtype
-        output = self._passed(output, partial(self._again, module), dtype)
-        # A module that runs again in the backward pass is sharded when that pass leaves it.
-        if module is not self._root and module not in self._backward:
-            with boundary.plain_torch():
-                module.reshard()
-        return output
 
     def _gather(self, module: Any) -> None:
         with boundary.plain_torch():

@@ -1134,10 +1134,9 @@ def combine(uses: Iterable[tuple[Slot, Term]]) -> Term:
         terms.append(merged)
     if len(terms) == 1:
         return terms[0]
-    parts = tuple(place.geometry for place in by_place)
     shape = next(iter(by_place)).shape
-    known = tuple(part for part in parts if part is not None)
-    if len(known) == len(parts) and not _overlap(shape, known):
+    known = tuple(place.geometry for place in by_place if place.geometry is not None)
+    if len(known) == len(by_place) and not _overlap(shape, known):
         return Moved([part for term in terms if isinstance(term, Moved) for part in term.parts])
     return _sum(terms)
 

@@ -184,13 +184,14 @@ class Draws:
         mine: the batch's lanes that are in this pass, in their order, followed by repeated ones
             that fill up a block; None: all.
         apart: True if other lanes of the batch run in another pass.
+        level: vmap's, of this pass.
 
     Attributes:
         number: number of masks that the pass has taken so far.
     """
 
-    def __init__(self, masks: Masks, mine: Tensor | None, apart: bool) -> None:
-        self._masks, self._width = masks, masks.width
+    def __init__(self, masks: Masks, mine: Tensor | None, apart: bool, level: int) -> None:
+        self._masks, self._width, self._level = masks, masks.width, level
         self._mine, self.number, self.apart = mine, 0, apart
         if mine is not None:
             self._real = len(set(mine.tolist()))
@@ -207,7 +208,7 @@ class Draws:
         """A physical tensor of all lanes of the batch, narrowed to the lanes of this pass."""
         return whole if self._mine is None else whole.index_select(dim, self._mine.to(whole.device))
 
-    def call(self, level: int, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    def call(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Call the function; if it draws random numbers, call it for all lanes of the batch.
 
         Raises:
@@ -218,7 +219,7 @@ class Draws:
         if self._mine is None:
             return func(*args, **kwargs)
         if func is F.dropout and (kwargs.get("inplace") or (len(args) > 3 and args[3])):
-            args[0].copy_(self._wide(level, func, args[:3], {**kwargs, "inplace": False}))
+            args[0].copy_(self._wide(func, args[:3], {**kwargs, "inplace": False}))
             return args[0]
         before = _states()
         result = func(*args, **kwargs)
@@ -229,17 +230,12 @@ class Draws:
             torch.cuda.set_rng_state_all(before[1:])
         if getattr(func, "__name__", "").endswith("_"):
             with torch.no_grad():
-                args[0].copy_(self._wide(level, func, args, kwargs, copy=True))
+                args[0].copy_(self._wide(func, args, kwargs, copy=True))
             return args[0]
-        return self._wide(level, func, args, kwargs)
+        return self._wide(func, args, kwargs)
 
     def _wide(
-        self,
-        level: int,
-        func: Any,
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-        copy: bool = False,
+        self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], copy: bool = False
     ) -> Any:
         with outside(), boundary.entered(self._width) as inner:
 
@@ -267,7 +263,7 @@ class Draws:
                     here = whole.narrow(dim, 0, self._real)
                     again = whole.narrow(dim, self._real, len(self._mine) - self._real)
                     whole = torch.cat([here, again.detach()], dim)
-        return lane(whole, dim, level)
+        return lane(whole, dim, self._level)
 
 
 # Rules: per-example gradients of a torch function's parameters from its input and output.
@@ -566,10 +562,8 @@ class OutputHook(torch.autograd.Function):
         return gradient, *(None,) * (2 + len(ctx.saved_tensors))
 
 
-def in_front(whole: Tensor, dim: int | None, size: int) -> Tensor:
-    """A tensor with the ``size`` examples moved from ``dim`` to dimension 0; None: all share it."""
-    if dim is None:
-        return whole.expand(size, *whole.shape)
+def in_front(whole: Tensor, dim: int) -> Tensor:
+    """A tensor with the examples moved from ``dim`` to dimension 0."""
     return whole.movedim(dim, 0) if dim else whole
 
 
@@ -796,7 +790,7 @@ class VmapMode(TorchFunctionMode):
                 return result
         try:
             if self.draws is not None:
-                return self.draws.call(self.level, func, args, kwargs)
+                return self.draws.call(func, args, kwargs)
             return func(*args, **kwargs)
         except RuntimeError as error:
             target = kwargs.get("out", args[0] if args else None)
@@ -867,33 +861,27 @@ class VmapMode(TorchFunctionMode):
     ) -> Tensor:
         """The output with a hook; the backward pass reports its gradient to the rule."""
         whole, dim = physical(output)
-        names, values = [], []
-        dims: list[int | None] = []
-        for name in rule.saved:
-            value = arguments.get(name)
-            if name not in trained and isinstance(value, Tensor):
-                at: int | None = None
-                if is_lane(value):
-                    value, at = physical(value)
-                names.append(name)
-                values.append(value.detach())
-                dims.append(at)
-        known, size = {*parameters, *rule.saved}, self.size
+        saved: dict[str, Tensor] = {}
+        with outside():
+            for name in rule.saved:
+                value = arguments.get(name)
+                if name not in trained and isinstance(value, Tensor):
+                    saved[name] = boundary.every(value, self.size).detach()
+        names, known = tuple(saved), {*parameters, *rule.saved}
         rest = {
             name: value
             for name, value in arguments.items()
             if not isinstance(value, Tensor) or not (name in known or is_lane(value))
         }
 
-        def report(gradient: Tensor, saved: tuple[Tensor, ...]) -> None:
-            every = zip(names, saved, dims, strict=True)
-            kept = {name: in_front(value, at, size) for name, value, at in every}
-            slope = in_front(gradient, dim, size)
+        def report(gradient: Tensor, values: tuple[Tensor, ...]) -> None:
+            kept = dict(zip(names, values, strict=True))
+            slope = in_front(gradient, dim)
             self.report(rule, trained, Use(rest, parameters, kept, slope, frozenset(trained)))
 
         self.count(trained)
         with outside():
-            tapped = OutputHook.apply(whole, self.anchor, report, *values)  # type: ignore[no-untyped-call]
+            tapped = OutputHook.apply(whole, self.anchor, report, *saved.values())  # type: ignore[no-untyped-call]
         return lane(tapped, dim, self.level)
 
     def _written_out(
@@ -1582,9 +1570,7 @@ def loss_in_lanes(
 
             with answered(mode), mode:
                 found = loss(wrap(outputs), batches.mapped(targets, wrap))
-            if isinstance(found, Tensor) and found.dim() == 0:
-                found = found.reshape(1)
-            if mode.stopped is not None or not boundary.is_lane(batches.losses(found, 1)):
+            if mode.stopped is not None or not boundary.is_lane(batches.own_losses(found, 1)):
                 return None
             with boundary.outside():
                 total = boundary.rows(found).sum()

@@ -296,8 +296,7 @@ def _stacked(
     together = np.concatenate(members)
     if not len(together):
         return None
-    ends = np.cumsum([len(own) for own in members])
-    groups = [torch.arange(end - len(own), end) for own, end in zip(members, ends, strict=True)]
+    groups = torch.split(torch.arange(len(together)), [len(own) for own in members])
     inputs, targets = records.take(together)
     return run.updates(inputs, targets, groups, seeds)
 

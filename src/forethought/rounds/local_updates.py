@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextvars
 import copy
-import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from operator import itemgetter
@@ -244,13 +243,11 @@ class Enclosure(Bare):
                 f"the model changes itself while it runs: {', '.join(written[:5])} is written to "
                 "in the forward pass; compute a new tensor instead"
             )
-        if alone.made():
-            gc.collect()
-            if alone.made():
-                raise ValueError(
-                    "the model, loss or algorithm keeps values of a group where they cannot be "
-                    "put back: keep nothing between groups"
-                )
+        if alone.kept():
+            raise ValueError(
+                "the model, loss or algorithm keeps values of a group where they cannot be "
+                "put back: keep nothing between groups"
+            )
         return update
 
 
@@ -305,14 +302,14 @@ class OneByOne:
         parameters = list(trained.values())
         for weight, value in zip(weights, self._enclosure.first, strict=True):
             weight.copy_(value)
-        taken = Displacement(self._local, self._enclosure.first)
+        taken, data = Displacement(self._local, self._enclosure.first), (inputs, targets)
         for number, order in enumerate(steps(size, self._local, seed)):
             if number:  # the first step finds the round's weights in the model
                 for parameter, weight in zip(parameters, self._pieces, strict=True):
                     parameter.data.copy_(weight)
             for parameter in parameters:
                 parameter.grad = None
-            some, wanted = (inputs, targets) if order is None else _rows(inputs, targets, order)
+            some, wanted = data if order is None else batches.mapped(data, itemgetter(order))
             self._backward(alone, some, wanted, size if order is None else len(order))
             taken.step(joined.join([_slope(p) for p in parameters]), weights)
         return dict(zip(trained, joined.part(taken.moved), strict=True))
@@ -321,12 +318,11 @@ class OneByOne:
         piece = self._held or size
         for start in range(0, size, piece):
             count = min(piece, size - start)
-            some, wanted = _rows(inputs, targets, slice(start, start + count))
+            part = itemgetter(slice(start, start + count))
+            some, wanted = batches.mapped((inputs, targets), part)
             with torch.enable_grad(), alone:
                 values = self._loss(batches.call(self._enclosure.model, some), wanted)
-                if isinstance(values, Tensor) and values.dim() == 0 and count == 1:
-                    values = values.reshape(1)
-                value = batches.losses(values, count).mean()
+                value = batches.own_losses(values, count).mean()
                 if count < size:
                     value = value * (count / size)
                 if value.requires_grad:
@@ -339,11 +335,6 @@ class OneByOne:
             # A copy, so that the function may train it in place.
             found = function(copy.deepcopy(self._enclosure.model), (inputs, targets))
         return _checked(found, self._enclosure.trained)
-
-
-def _rows(inputs: Any, targets: Any, at: Tensor | slice) -> tuple[Any, Any]:
-    index = itemgetter(at)
-    return batches.mapped(inputs, index), batches.mapped(targets, index)
 
 
 def _slope(parameter: Tensor) -> Tensor:
