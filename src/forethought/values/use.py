@@ -362,6 +362,15 @@ class Schedule:
         settle(self, warmup=whole("warmup", self.warmup, least=0))
         one_of("schedule unit", self.unit, ("rounds", "examples"))
 
+    def to_dict(self) -> dict[str, Any]:
+        """A JSON-ready mapping; empty ``stages`` are left out."""
+        return entries(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Schedule:
+        """The inverse of :meth:`to_dict`; refuses unknown keys."""
+        return build(cls, values)
+
 
 @dataclass(frozen=True)
 class Averaging:
