@@ -155,6 +155,28 @@ def test_the_optimal_conversion_agrees_with_a_search_of_binary_pairs():
     assert curve.epsilon(delta) < canonne_epsilon(np.array([order]), np.array(curve.values), delta)
 
 
+@pytest.mark.parametrize("order", [1.001, 1.5, 2.0, 8.0, 32.0, 1024.0])
+@pytest.mark.parametrize("epsilon", [0.0, 1e-6, 0.1, 1.0, 40.0])
+@pytest.mark.parametrize("delta", [0.3, 1e-5, 1e-14, 1e-20])
+def test_the_optimal_conversion_is_never_above_the_exact_one(order, epsilon, delta):
+    """In 100 digits, at places around the least one that the moment of binary pairs has."""
+    with mpmath.workdps(100):
+        top = mpmath.log1p(-mpmath.mpf(delta)) - epsilon
+
+        def moment(log_q):
+            q, p = mpmath.exp(log_q), delta + mpmath.exp(epsilon + log_q)
+            other = (1 - p) ** order * (1 - q) ** (1 - order) if p < 1 else 0
+            return mpmath.log(p**order * q ** (1 - mpmath.mpf(order)) + other)
+
+        low, high = top - 200, top
+        for _ in range(90):  # convex: thirds
+            left, right = low + (high - low) / 3, high - (high - low) / 3
+            low, high = (low, right) if moment(left) <= moment(right) else (left, high)
+        least = min(moment(low), moment(top))
+        found = binary_moment(order, epsilon, delta)
+        assert least * (1 - mpmath.mpf("3e-10")) <= found <= least * (1 + mpmath.mpf("1e-11"))
+
+
 def test_zero_concentration_of_each_sampling():
     assert zcdp(Mechanism(Rounds(2.0, 8, FullBatch()))) == pytest.approx(1.0)
     assert zcdp(Mechanism(Rounds(2.0, 8, Poisson(0.1)))) == pytest.approx(1.0)

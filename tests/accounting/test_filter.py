@@ -107,6 +107,13 @@ def test_state_survives_json_bit_for_bit():
         RenyiFilter.from_state({"schema": "other"})
 
 
+@pytest.mark.parametrize("delta", [1e-5, 1e-15, 1e-20])
+def test_limits_at_a_tiny_delta_are_not_negative(delta):
+    ledger = RenyiFilter(Budget(0.01, delta))
+    ledger.spend(Rounds(1e12, 1, Poisson(1.0)))
+    assert min(ledger.limits) > 0 and 0 <= ledger.fraction_used < 1
+
+
 def test_what_cannot_work_is_refused():
     with pytest.raises(ValueError, match="adjacency"):
         RenyiFilter(Budget(1.0, 1e-5)).spend(Mechanism(STEP, adjacency="replace-one"))

@@ -62,6 +62,11 @@ def test_a_run_that_results_ended_early_released_the_first_rounds() -> None:
     assert difference(early, mechanism) is not None
     assert difference(early, mechanism, stopped=True) is None
     assert difference([StatedRelease("sums", 7, 1.1)], mechanism, stopped=True) is not None
+    # Rounds that were skipped, beside a score, which belongs to no round.
+    skipped = [StatedRelease("sums", 2, 1.1), StatedRelease("sums", 3, 1.3)]
+    for rows in (skipped, [*skipped, StatedRelease(SCORE, 1, 7.0)]):
+        noise = 7.0 if rows is not skipped else None
+        assert difference(rows, mechanism, stopped=True, score_noise=noise) is None
 
 
 def test_a_score_belongs_to_no_round() -> None:

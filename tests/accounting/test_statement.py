@@ -36,6 +36,12 @@ def edited(statement: Statement, change: Any) -> str:
     return json.dumps({**values, "checksum": digest(values)})
 
 
+def test_a_statement_that_bounds_no_attack_is_refused(statement: Statement) -> None:
+    text = edited(statement, lambda values: values.update(attack=[]))
+    with pytest.raises(StatementError, match="bounds no attack"):
+        Statement.from_json(text)
+
+
 def test_it_round_trips_and_verifies(statement: Statement) -> None:
     again = Statement.from_json(statement.to_json())
     assert again == statement

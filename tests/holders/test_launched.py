@@ -129,5 +129,8 @@ def test_a_process_that_torchrun_did_not_start_says_so() -> None:
         Launched.here({})
     given = {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
     assert Launched.here(given) == Launched(1, 4)
+    for name in given:
+        with pytest.raises(PeersError, match=f"\\({name}\\)"):
+            Launched.here({key: value for key, value in given.items() if key != name})
     with pytest.raises(PeersError, match="at least two"):
         Launched.here({**given, "WORLD_SIZE": "1"})

@@ -35,6 +35,15 @@ def test_one_who_speaks_again_is_back_once():
     assert alive.look(14.0, heard.get) == ((), ())
 
 
+def test_after_a_sleep_neighbours_have_as_long_as_ever():
+    alive = Liveness([1], now=0.0, patience=10.0)
+    heard = {1: 1.0}
+    assert alive.look(2.0, heard.get) == ((), ())
+    for now in (62.0, 63.0, 67.0, 71.0):  # stopped until 62
+        assert alive.look(now, heard.get) == ((), ())
+    assert alive.look(73.0, heard.get) == ((1,), ())
+
+
 def test_whoever_slept_itself_blames_nobody():
     alive = Liveness([1], now=0.0, patience=10.0)
     heard = {1: 1.0}

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from forethought.holders.driving import FederationClient
+from forethought.holders.grpc import ConnectionPolicyError
 from trials.parties import federation, last_model, make_client, make_server, prepare
 
 CLIENTS = 2
@@ -49,6 +51,26 @@ def test_in_one_process_with_restarts(rule: str, tmp_path: Path) -> None:
     found = asyncio.run(scenario())
     np.testing.assert_array_equal(found, last_model(rule, parameters, rounds, CLIENTS))
     assert make_client(tmp_path, agreed, 0, "127.0.0.1:1").driver.ledger.read().updates == rounds
+
+
+def test_an_error_that_no_other_attempt_mends_ends_the_client(tmp_path: Path) -> None:
+    agreed = federation(prepare(tmp_path, CLIENTS), "synchronous", 10, 5)
+    driver = make_client(tmp_path, agreed, 0, "127.0.0.1:1").driver
+
+    def refused(_most_bytes: int) -> Any:
+        raise ConnectionPolicyError("grpc was loaded before")
+
+    client = FederationClient(refused, lambda _send, _begin: driver, lambda _asked: None)
+
+    async def scenario() -> None:
+        task = asyncio.create_task(client.run(asyncio.Event()))
+        ended, _ = await asyncio.wait([task], timeout=20)
+        task.cancel()
+        assert ended
+        with pytest.raises(ConnectionPolicyError):
+            await task
+
+    asyncio.run(scenario())
 
 
 def test_a_client_that_is_stopped_while_it_computes_commits_what_it_computed(

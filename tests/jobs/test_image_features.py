@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import tomllib
 from dataclasses import replace
 from pathlib import Path
@@ -14,8 +15,9 @@ import forethought as ft
 from forethought.cli import app
 from forethought.data import DataError, load
 from forethought.data.features import best_features
-from forethought.jobs.job import Job, as_given, from_file, resumed
+from forethought.jobs.job import Job, JobError, as_given, from_file, resumed
 from forethought.jobs.load import ModelCard, load_job
+from forethought.jobs.public_proxy import utility_of
 
 PATCHES = (1024, 4, 4)
 JOB = """
@@ -49,6 +51,16 @@ def job_file(tmp_path: Path) -> Path:
     path = tmp_path / "job.toml"
     path.write_text(JOB.format(data=images(tmp_path, 12)))
     return path
+
+
+def test_a_jobs_own_file_or_a_copy_of_it_is_no_public_proxy(job: Path, tmp_path: Path) -> None:
+    own = images(tmp_path, 12)
+    copy = tmp_path / "public.npz"
+    shutil.copy(own, copy)
+    loaded = load_job(from_file(job))
+    for proxy in (own, copy):
+        with pytest.raises(JobError, match="own file"):
+            utility_of(loaded, f"npz:{proxy}", {})
 
 
 @pytest.mark.parametrize(

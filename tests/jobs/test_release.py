@@ -51,6 +51,16 @@ def written(folder: Path, text: str = JOB, epsilon: float = 2.0) -> tuple[Path, 
     return path, book
 
 
+def test_a_table_that_is_refused_costs_nothing(tmp_path: Path) -> None:
+    path, book = written(tmp_path)
+    table = tmp_path / "patients.csv"
+    table.write_text(table.read_text() + ",A\n")  # no age
+    with pytest.raises(ValueError, match="age"):
+        release_job(from_file(path), tmp_path / "out")
+    assert book.total("patients").epsilon == 0
+    assert not (tmp_path / "out" / "statement.json").exists()
+
+
 def test_statistics_are_paid_for_and_stated(tmp_path: Path) -> None:
     path, book = written(tmp_path)
     released, statement = release_job(from_file(path), tmp_path / "out")

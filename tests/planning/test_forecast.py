@@ -68,7 +68,8 @@ def test_more_noise_costs_more_and_twice_the_records_are_worth_it(sigma, feature
 
 
 def test_at_least_one_record_is_needed():
-    assert forecast(a_plan(2.0, 2000), 5, 0.51).records_needed == 1
+    for without in (0.51, 0.5 + 1e-10):
+        assert forecast(a_plan(2.0, 2000), 5, without).records_needed == 1
 
 
 @pytest.mark.parametrize("without", [0.5, 1.0, 0.2, float("nan"), "0.9"])

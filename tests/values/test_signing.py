@@ -214,6 +214,7 @@ ENVELOPES: dict[str, Callable[[Path], dict[str, Any]]] = {
     },
     "another payload": lambda f: {"payload": payload_with(f, subject=[])},
     "another type": lambda f: {"payloadType": "application/json"},
+    "a number as signature": lambda f: {"signatures": [5]},
     "no signature": lambda f: {"signatures": []},
     "no base64": lambda f: {"payload": "*"},
     "a flipped bit": lambda f: {

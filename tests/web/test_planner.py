@@ -275,6 +275,18 @@ def test_page_command_and_training_have_one_plan(name, tmp_path, monkeypatch, ca
     assert told["seconds"] > 0
 
 
+def test_a_saved_job_has_as_many_rows_of_a_person_as_the_page_showed(tmp_path):
+    path = tmp_path / "job.toml"
+    path.write_text('[data]\nsource = "digits"\nrecords_per_person = 4\n[budget]\nepsilon = 2.0\n')
+    place, start = beginning(path, tmp_path, None)
+    for rows in (1, 3, 4):
+        saved = Job.load(place.save(f"of-{rows}.toml", replace(start, records_per_person=rows)))
+        assert saved.data.most_of_one_person == rows
+    path.write_text('[data]\nsource = "digits"\n[budget]\nepsilon = 200.0\n')
+    with pytest.raises(SettingError, match="epsilon must be"):
+        beginning(path, tmp_path, None)
+
+
 def test_a_saved_job_is_planned_as_the_page_showed_it(tmp_path):
     draw = np.random.default_rng(5)
     x, y = draw.uniform(0, 10, (2, 20_000)).round(3)

@@ -331,12 +331,9 @@ class RenyiFilter(Filter):
 def limit_of(order: float, epsilon: float, delta: float) -> float:
     """The largest divergence that converts to (ε, δ) at this order; close to 0 at low orders.
 
-    It is the larger of two conversions (Canonne, Kamath and Steinke 2020, Proposition 12; the
-    optimal one of Asoodeh et al. 2021, Theorem 2).
+    Source: Asoodeh et al. 2021, Theorem 2.
     """
-    overhead = math.log1p(-1 / order) - math.log(delta * order) / (order - 1)
-    optimal = renyi.binary_moment(order, epsilon, delta) / (order - 1) / renyi.LIFT
-    return max(epsilon - overhead, optimal)
+    return renyi.binary_moment(order, epsilon, delta) / (order - 1) / renyi.LIFT
 
 
 # Relative rounding error of sums of squares, charged to every round.

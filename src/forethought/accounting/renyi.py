@@ -121,28 +121,35 @@ def canonne_epsilon(orders: Array, values: Array, delta: float) -> Array:
 
 
 def binary_moment(order: float, epsilon: float, delta: float) -> float:
-    """Least (α − 1) D_α(Bern(p) ‖ Bern(q)) over p − e^ε q = δ.
+    """Least (α − 1) D_α(Bern(p) ‖ Bern(q)) over p − e^ε q = δ, or a little less by rounding.
 
     By data processing with the event {dP > e^ε dQ}, a mechanism whose divergence is below this has
     a smaller δ at ε (Asoodeh et al. 2021, Theorem 2).
     """
     # q ranges over (0, (1 − δ)e^−ε]; the moment is convex in q. Golden-section search in log q.
-    top = math.log1p(-delta) - epsilon
-    low, high = top - 200.0, top
+    top = high = math.log1p(-delta) - epsilon
+    low = top + math.log(delta) + math.log(min(order - 1, 1.0)) - 50
 
     def moment(log_q: float) -> float:
-        q = math.exp(log_q)
-        p = delta + math.exp(epsilon + log_q)
+        q, rest = math.exp(log_q), -math.expm1(log_q)
+        p = min(delta + math.exp(epsilon + log_q), 1.0)
         first = order * math.log(p) + (1 - order) * log_q
-        left = 1 - p
-        if left <= 0:
-            return first
-        return float(np.logaddexp(first, order * math.log(left) + (1 - order) * math.log1p(-q)))
+        lost = _LOST * (1 + order * (epsilon - math.log(p) - 2 * log_q))
+        if first > 0.5:
+            left = -math.inf if p == 1 else order * math.log1p(-p)
+            return float(np.logaddexp(first, left + (1 - order) * math.log(rest))) - lost
+        # A little more than 0, as the logarithm of 1 and two parts that are not negative.
+        moved = delta + math.expm1(epsilon) * q
+        if moved < 1e100 * q:
+            part = q * _above_tangent(order, moved / q)
+        else:
+            part = math.exp(first) * (1 - lost) - order * p
+        return math.log1p(part + rest * _above_tangent(order, -moved / rest))
 
     ratio = (math.sqrt(5) - 1) / 2
     a, b = high - ratio * (high - low), low + ratio * (high - low)
     at_a, at_b = moment(a), moment(b)
-    while high - low > 1e-8:
+    while high - low > 1e-7 / order:
         if at_a <= at_b:
             high, b, at_b = b, a, at_a
             a = high - ratio * (high - low)
@@ -152,6 +159,26 @@ def binary_moment(order: float, epsilon: float, delta: float) -> float:
             b = low + ratio * (high - low)
             at_b = moment(b)
     return min(at_a, at_b, moment(top))
+
+
+# More than the relative rounding error of a power, for each unit of its exponent.
+_LOST = 2.0**-50
+
+
+def _above_tangent(order: float, x: float) -> float:
+    """(1 + x)^α − 1 − αx, which is at least 0, or a little less by rounding; x ≥ −1."""
+    if x <= -1:
+        return order - 1
+    if order * abs(x) < 0.1:  # the difference would be lost in rounding: its power series
+        total = term = order * (order - 1) * x * x / 2
+        for power in range(3, 22):
+            term *= (order - power + 1) * x / power
+            total += term
+        return total * (1 - 16 * _LOST)
+    exponent = min(order * math.log1p(x), 700.0)
+    grown = math.expm1(exponent)
+    lost = _LOST * (abs(grown) + (1 + grown) * abs(exponent) + order * abs(x))
+    return max(grown - order * x - lost, 0.0)
 
 
 def gaussian_rdp(noise: float, orders: Sequence[float]) -> RenyiCurve:

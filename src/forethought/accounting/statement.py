@@ -313,10 +313,11 @@ def _left_in(mechanism: Mechanism, releases: Sequence[StatedRelease]) -> Mechani
 
     None if a round has several releases, or if the releases do not fit the mechanism's order.
     """
-    if len({row.name for row in releases if row.name not in OF_NO_ROUND}) != 1:
+    rows = [row for row in releases if row.name not in OF_NO_ROUND]
+    if len({row.name for row in rows}) != 1:
         return None
     parts, left = list(mechanism), []
-    for row in releases:
+    for row in rows:
         count = row.count
         while count and parts:
             like = parts.pop(0)
@@ -894,6 +895,8 @@ def _read(values: Any) -> Statement:
     for row in content["attack"]:
         exact_keys("attack", row, {"false_positive_rate", "true_positive_rate"})
         attack.append(tuple(real(name, row[name], least=0, most=1) for name in _ATTACK))
+    if not attack:
+        raise StatementError("the statement bounds no attack: its list of rates is empty")
     statement = Statement(
         mechanism=Mechanism.from_dict(content["mechanism"]),
         delta=real("delta", content["delta"], above=0, below=1),

@@ -209,7 +209,8 @@ def _bag(use: Use) -> Terms:
     each = torch.ones_like(index, dtype=use.gradient.dtype) if weights is None else weights
     if use.arguments.get("mode", "mean") == "mean":
         padding = use.arguments.get("padding_idx")
-        counted = torch.ones_like(index) if padding is None else (index != padding).long()
+        rows = len(use.parameters["weight"])  # a negative index is counted from the end
+        counted = torch.ones_like(index) if padding is None else (index != padding % rows).long()
         each = each / counted.sum(-1, keepdim=True).clamp(min=1)
     gradient = use.gradient.unsqueeze(-2) * each.unsqueeze(-1)
     yield "weight", _of_table(use, index.flatten(1), wide(gradient).flatten(1, -2))
@@ -480,7 +481,8 @@ def _cross_entropy(
         if reduction != "none" and batched:
             values = values.flatten(1).sum(1)
             if reduction == "mean":
-                counted = (wanted != ignored).view(mode.size, -1).sum(1) if labels else batch
+                every = batch * math.prod(wanted.shape[2:])  # of probabilities: one for each place
+                counted = (wanted != ignored).view(mode.size, -1).sum(1) if labels else every
                 values = values / counted
     return boundary.lane(values, 0, mode.level)
 

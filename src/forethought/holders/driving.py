@@ -94,6 +94,11 @@ class SerialDriver:
         self._failure = self._failure or error
         self._over.set()
 
+    def ended(self, task: asyncio.Task[Any]) -> None:
+        """Note the error that ended a task which the driver cannot go on without."""
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.fail(error)
+
     def check(self) -> None:
         """Raise the exception of the step that failed, if any."""
         if self._failure is not None:
@@ -509,6 +514,7 @@ class FederationClient:
                 partial(setattr, self, "trouble"),
             )
         )
+        talking.add_done_callback(self._guard.ended)
         try:
             await self._guard.until(stop)
             self._ending = True

@@ -538,6 +538,7 @@ class SiteLinks(_Streams):
 
     async def _run(self, listens: Future[None]) -> None:
         self._loop, self._ending = asyncio.get_running_loop(), asyncio.Event()
+        _require_ciphers()
         if self._later:
             own = self._roster.one_way(self.me, self._later)
             await self._serve(self._listen, own, self.endpoint.most_bytes, self._later)

@@ -128,8 +128,8 @@ class Liveness:
             at = heard(peer)
             if at is not None:
                 self._met.add(peer)
-            if slept:
-                since = now
+            if slept and peer not in self.lost:
+                self._since[peer] = since = now
             last = since if at is None else max(at, since)
             # A neighbour whose connection is gone is dead; one without any yet may start slowly.
             gone = at is None and peer in self._met
@@ -567,11 +567,12 @@ class Launched:
             PeersError: torchrun did not start this process, or it started fewer than two.
         """
         given = os.environ if environment is None else environment
-        names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+        names = ("RANK", "WORLD_SIZE", "MASTER_PORT", "MASTER_ADDR")
         missing = [name for name in names if name not in given]
         try:
-            rank, size, _ = (int(given.get(names[i], "")) for i in (0, 1, 3))
-        except ValueError:
+            rank, size, _ = (int(given[name]) for name in names[:3])
+            _ = given["MASTER_ADDR"]
+        except (KeyError, ValueError):
             raise PeersError(
                 f"this process does not know which worker it is ({', '.join(missing or names)}): "
                 "start it with torchrun, for example torchrun --nproc-per-node=4 ..."

@@ -843,6 +843,17 @@ class Job(_Section):
         path = resolve(name, folder or self.data.folder)
         return Table(path, kind, AS_USUAL if schema is None else schema.form)
 
+    def files(self, folder: Path | None) -> list[Path]:
+        """The user's own files that ``[data]`` names: of the records, and of a test part.
+
+        Args:
+            folder: as for :meth:`load_data`.
+        """
+        from forethought.data.files import resolve
+
+        named = (self.data.source.partition(":")[2], self.data.test)
+        return [resolve(name, folder or self.data.folder) for name in named if name]
+
     @property
     def features(self) -> int | str | None:
         """``[data] features``; ``"auto"`` where the job leaves images and model to the planner.

@@ -6,9 +6,11 @@ data's shape. Of the private data itself they use only its shape, classes and si
 
 from __future__ import annotations
 
+import filecmp
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -330,13 +332,13 @@ def _public(
         return like(private.shape, private.classes or 2, records, seed=seed)
     left = {} if ":" in proxy else dict.fromkeys(_OF_FILES)
     public = job.with_("data", source=proxy, test=None, **left)
-    own, other = job.table(data_dir), public.table(data_dir)
-    if own and other and own.path.samefile(other.path):
-        raise JobError(
-            f"{proxy} is the job's own table, and what a rehearsal on it shows is in no ε: name a "
-            "public one, or synthetic"
-        )
     found, encoder = public.load_data(data_dir), private.encoder
+    pairs = product(job.files(data_dir), public.files(data_dir))
+    if any(filecmp.cmp(*pair, shallow=False) for pair in pairs):  # a copy is no public one, either
+        raise JobError(
+            f"{proxy} is the job's own {'table' if job.table(data_dir) else 'file'}, and what a "
+            "rehearsal on it shows is in no ε: name a public one, or synthetic"
+        )
     return found if encoder is None or encoder.basis is None else found.with_basis(encoder.basis)
 
 

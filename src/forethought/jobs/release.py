@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from forethought.accounting.statement import Statement
@@ -62,9 +63,9 @@ def release_job(
         job.recognise(data_dir)
         found = rows(job.table(data_dir), needed(planned.statistics), schema)
         planned = replace(planned, examples=len(found))
-        if paid is not None:
-            paid.ahead(1)
-        released = planned.release(found, schema=schema, seed=job.run.noise_seed)
+        # A table that is refused costs nothing: it is marked as released where noise is drawn.
+        before = None if paid is None else partial(paid.ahead, 1)
+        released = planned.release(found, schema=schema, seed=job.run.noise_seed, before=before)
         files = {**released.files, JOB_NAME: request.released_text()}
         statement = replace(released.statement, about=job.about.about())
         if paid is not None:

@@ -163,7 +163,7 @@ class Service:
                 raise answer
             made = answer(request, body, line)
         except HTTPException as error:
-            name = "value" if error.status_code == 413 else "not-allowed"
+            name = "not-allowed" if error.status_code in (401, 403, 429) else "value"
             values = {"error": name, "message": error.detail}
             headers = {**HEADERS, **(error.headers or {})}
             made = JSONResponse(values, error.status_code, headers=headers)

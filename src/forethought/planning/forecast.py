@@ -90,6 +90,8 @@ class Forecast:
     def records_needed(self) -> float:
         """The approximate number of records, at least 1, at which this budget costs 0.01 of AUC."""
         wanted = max(0.5 + 1e-9, self.without - POINT)
+        if wanted >= self.without:  # there is not so much to lose
+            return 1.0
         ratio = float(ndtri(self.without)) / float(ndtri(wanted))
         return max(1.0, self.records * self.noise / math.sqrt(ratio**2 - 1))
 

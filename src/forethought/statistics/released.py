@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,9 +29,9 @@ from forethought.data.columns import TableSchema
 from forethought.data.tables import MEASURED
 from forethought.rounds import randomness
 from forethought.rounds.randomness import BoundNoise, Secrets, Seeds, add_grid_noise, encoded
-from forethought.statistics.kinds import Count, Estimate, Statistic
+from forethought.statistics.kinds import Array, Count, Estimate, Statistic
 from forethought.statistics.sections import statistic
-from forethought.statistics.table import TableRows, rows
+from forethought.statistics.table import rows
 from forethought.values.caveats import Caveat
 from forethought.values.checks import one_of, real, require_only, settle, whole
 from forethought.values.mechanism import Adjacency, Budget, FullBatch, Mechanism, Rounds
@@ -170,6 +170,7 @@ class Request(Stored):
         schema: TableSchema | None = None,
         seed: int | None = None,
         out: str | Path | None = None,
+        before: Callable[[], object] | None = None,
     ) -> Released:
         """Release the statistics with fresh noise; with ``out``, write the result and a statement.
 
@@ -181,6 +182,7 @@ class Request(Stored):
                 first keyed hashes are kept.
             seed: seed of the noise, for tests; with a seed there is no guarantee.
             out: folder for statement, transcript and result; new, or with nothing in it.
+            before: called before noise is drawn, when no record can be refused any more.
 
         Raises:
             ValueError: a different number of records, a column that does not fit its declaration,
@@ -198,15 +200,17 @@ class Request(Stored):
                 f"the request is for {self.examples:,} records, the data has {len(found):,}: the "
                 "number is public, and errors and intervals follow from it"
             )
+        tallies = [one.tally(found) for one in self.statistics]
+        if before is not None:
+            before()
         noise = BoundNoise(Secrets.draw(Seeds(noise=seed)).noise, _PURPOSE)
-        results = self._released(found, noise)
+        results = self._noised(tallies, noise)
         made = Released(self, results, seed is not None, schema is not None and schema.measured)
         if out is not None:
             made.save(out)
         return made
 
-    def _released(self, found: TableRows, noise: BoundNoise) -> tuple[tuple[Estimate, ...], ...]:
-        tallies = [one.tally(found) for one in self.statistics]
+    def _noised(self, tallies: list[Array], noise: BoundNoise) -> tuple[tuple[Estimate, ...], ...]:
         # Each statistic's noise is bound to the whole request and to all its sums.
         together = torch.from_numpy(np.concatenate(tallies))
         results = []

@@ -188,6 +188,7 @@ class Preparation:
             raise ValueError(
                 'private norms are those of centred features: put "means" before "norms"'
             )
+        settle(self, bins=whole("bins", self.bins, least=2, most=10_000))
         if "ranges" in names:
             self._settle_ranges(names)
         if {"moments", "quantiles"} & set(names):
@@ -215,7 +216,6 @@ class Preparation:
             if self.classes is None:
                 raise ValueError("private class counts need classes=, their declared number")
             settle(self, classes=whole("classes", self.classes, least=2))
-        settle(self, bins=whole("bins", self.bins, least=2, most=10_000))
         settle(self, tails=real("tails", self.tails, above=0, below=0.5))
         sigma = optional(real, "noise_multiplier of preparation", self.noise_multiplier, least=0)
         settle(self, noise_multiplier=sigma)

@@ -138,6 +138,8 @@ def attested(envelope: str, key: Path | None = None) -> Attested:
     payload, signatures = _bytes(values["payload"]), values["signatures"]
     if not isinstance(signatures, list) or not 1 <= len(signatures) <= _MOST_SIGNATURES:
         raise SignatureError(f"an envelope has 1 to {_MOST_SIGNATURES} signatures")
+    if not all(isinstance(one, Mapping) for one in signatures):
+        raise SignatureError("a signature of an envelope is an object with keyid and sig")
     signed = encoded(values["payloadType"], payload)
     if key is not None:
         wanted = [_public_key(key).public_bytes_raw()]

@@ -23,7 +23,7 @@ from forethought.planning.defaults import noise_to_signal
 from forethought.planning.forecast import Forecast, forecast
 from forethought.planning.plan_request import PlanRequest
 from forethought.planning.solve import plan
-from forethought.values.mechanism import Budget
+from forethought.values.mechanism import Budget, Persons
 from forethought.values.plan import Plan
 
 # False alarms at which an attacker's detections are bounded.
@@ -155,7 +155,7 @@ def shown(settings: Settings, loaded: jobs.load.Loaded | None = None) -> dict[st
         "epochs": made.epochs,
         "examples": made.examples,
         "adjacency": made.mechanism.adjacency,
-        "unit": "persons" if made.examples != settings.records else "records",
+        "unit": "persons" if isinstance(made.contribution, Persons) else "records",
         "together": group,
         "cost": cost,
         "budgets": budgets,

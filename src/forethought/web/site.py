@@ -80,14 +80,15 @@ class Place:
     def _job(self, settings: Settings) -> str:
         tables = copy.deepcopy(dict(self.job or {"data": _TABLE}))
         tables["budget"] = without_none({"epsilon": settings.epsilon, "delta": settings.delta})
+        job = None if self.loaded is None else self.loaded.request.job
         training = tables.setdefault("training", {})
-        if self.loaded is not None and self.loaded.request.job.budget.epsilon is None:
+        if job is not None and job.budget.epsilon is None:
             training.pop("noise_multiplier", None)  # the new budget determines it
         training.pop("epochs", None)
         if settings.epochs is not None:
             training.pop("rounds", None)
             training["epochs"] = settings.epochs
-        if settings.records_per_person > 1:
+        if settings.records_per_person != (1 if job is None else job.data.most_of_one_person):
             tables["data"]["records_per_person"] = settings.records_per_person
         text = ("" if self.job else _HEAD) + to_toml(tables)
         # An open question of forethought init is a comment, which the tables have not.
@@ -103,20 +104,22 @@ def beginning(job_file: Path | None, folder: Path, data_dir: Path | None) -> tup
         folder: for saved files. data_dir: folder of the job's data, in place of the job's own.
 
     Raises:
-        ValueError: an invalid job, or missing data.
+        ValueError: an invalid job, missing data, or numbers that no slider reaches.
     """
     if job_file is None:
         return Place(folder), Settings()
     loaded = jobs.load.load_job(from_file(job_file), data_dir)
     job, usual = loaded.request.job, Settings()  # the job with the choices made for its data
-    start = Settings(
-        epsilon=job.budget.epsilon or usual.epsilon,
-        delta=job.budget.delta,
-        records=loaded.examples,
-        persons=loaded.persons,
-        records_per_person=job.data.most_of_one_person,
-        epochs=job.training.epochs,
-        features=min(1000, loaded.features),
+    start = Settings.of(
+        {
+            "epsilon": job.budget.epsilon or usual.epsilon,
+            "delta": job.budget.delta,
+            "records": loaded.examples,
+            "persons": loaded.persons,
+            "records_per_person": job.data.most_of_one_person,
+            "epochs": job.training.epochs,
+            "features": min(1000, loaded.features),
+        }
     )
     # A saved job may have other numbers, so it does not keep the choices made for these.
     own = loaded.read[0].job if loaded.read else job

@@ -188,6 +188,8 @@ using("embedding shared index", lambda x, w: x + F.embedding(torch.arange(C), w)
 using("embedding and head", lambda x, w: F.embedding(whole(x), w) @ w.t(), (5, 3))
 using("embedding of parameters", lambda x, w: F.embedding(whole(x), w.exp()), (5, 3))
 using("bag mean", lambda x, w: F.embedding_bag(whole(x).flatten(1), w, mode="mean"), (5, 3))
+using("bag mean padded at the end", lambda x, w: F.embedding_bag(
+    whole(x).flatten(1), w, mode="mean", padding_idx=-1), (5, 3))  # fmt: skip
 using("bag sum padded", lambda x, w: F.embedding_bag(
     whole(x).flatten(1), w, mode="sum", padding_idx=1), (5, 3))  # fmt: skip
 using("bag max", lambda x, w: F.embedding_bag(whole(x).flatten(1), w, mode="max"), (5, 3))
@@ -335,6 +337,8 @@ LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "cross entropy ignoring": lambda o, t: F.cross_entropy(o, t, reduction="none", ignore_index=0),
     "cross entropy of shares": lambda o, t: F.cross_entropy(
         o, o.detach().softmax(1).flip(1), reduction="none"),
+    "cross entropy of shares at places": lambda o, t: torch.stack([
+        F.cross_entropy(one, one.detach().softmax(1)) for one in o.view(-1, 1, 3, 2)]),
     "nll": lambda o, t: F.nll_loss(o.log_softmax(1), t, reduction="none"),
     "kl": lambda o, t: F.kl_div(o.log_softmax(1), shares(t, o), reduction="none").sum(1),
     "bce": lambda o, t: F.binary_cross_entropy(o.sigmoid(), shares(t, o), reduction="none").mean(1),
