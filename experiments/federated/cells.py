@@ -128,6 +128,7 @@ def plan_of(
 ) -> ft.Plan:
     """What every client does; ``feature_norm`` is of the data's features."""
     kind, *changes = cell.settings.split()
+    given = dict(change.split("=") for change in changes if "=" in change)
     if kind == "fedavg":
         rounds = EPOCHS * (records // PAPER_BATCH)
         drawn = ft.Poisson(PAPER_BATCH / records)
@@ -136,11 +137,12 @@ def plan_of(
             records,
             DELTA,
             ft.Clip(1e6),
-            optimizer=ft.Optimizer("sgd", 0.3, (("momentum", 0.5),)),
+            optimizer=ft.Optimizer(
+                "sgd", 0.3 / float(given.get("shorter", 1)), (("momentum", 0.5),)
+            ),
             averaging=ft.Averaging("none"),
         )
     budget = ft.Budget(cell.epsilon, DELTA)
-    given = dict(change.split("=") for change in changes if "=" in change)
     if kind == "paper":
         batch = int(given.get("batch", PAPER_BATCH))
         return ft.plan(

@@ -77,6 +77,8 @@ def varied_cells() -> Iterator[Cell]:
         yield Cell("cifar10", "SN+Linear", 3.0, 1, CLIENTS, f"planned {change}")
     for batch in (60, 125, 500):
         yield Cell("fashion-mnist", "CNN+ReLU", 2.7, 1, CLIENTS, f"paper batch={batch}")
+    for local in (5, 10, 20):
+        yield Cell("mnist", "CNN+ReLU", math.inf, local, CLIENTS, "fedavg shorter=3")
 
 
 def finished(path: Path) -> dict[tuple[str, ...], dict[int, Outcome]]:
@@ -93,6 +95,8 @@ def finished(path: Path) -> dict[tuple[str, ...], dict[int, Outcome]]:
 def printed(cell: Cell) -> float | None:
     """The paper's figure for a cell."""
     place = list(MODELS).index(cell.model)
+    if math.isinf(cell.epsilon):
+        return FEDAVG[cell.data][cell.local_epochs][place]
     if cell.local_epochs == 1 and cell.clients != CLIENTS:
         return K_TABLE[cell.clients][cell.data][place]
     return PRINTED[cell.data][cell.epsilon][cell.local_epochs][place]
@@ -134,14 +138,14 @@ def markdown(results: dict[tuple[str, ...], dict[int, Outcome]]) -> str:
                         f"| {data} | {split} | {model} | {theirs:.2f} | {_mean(found, theirs)} "
                         f"| {len(found)} |"
                     )
-    lines += ["", "## One thing changed", "", "| data | ε | model | settings | paper | here |"]
-    lines += ["| --- " * 6 + "|"]
+    lines += ["", "## One thing changed", "", "| data | ε | E | model | settings | paper | here |"]
+    lines += ["| --- " * 7 + "|"]
     for cell in varied_cells():
         if found := results.get(cell.key):
             theirs = printed(cell)
             lines.append(
-                f"| {cell.data} | {cell.epsilon:g} | {cell.model} | {cell.settings} "
-                f"| {theirs:.2f} | {_mean(found, theirs)} |"
+                f"| {cell.data} | {cell.epsilon:g} | {cell.local_epochs} | {cell.model} "
+                f"| {cell.settings} | {theirs:.2f} | {_mean(found, theirs)} |"
             )
     done = sum(1 for cell in every_cell() if results.get(cell.key))
     lines += ["", f"Of the grid's {len(list(every_cell()))} cells {done} have a figure here."]

@@ -38,7 +38,7 @@ def edited(statement: Statement, change: Any) -> str:
 
 def test_a_statement_that_bounds_no_attack_is_refused(statement: Statement) -> None:
     text = edited(statement, lambda values: values.update(attack=[]))
-    with pytest.raises(StatementError, match="bounds no attack"):
+    with pytest.raises(StatementError, match="no false-alarm rates"):
         Statement.from_json(text)
 
 

@@ -896,7 +896,7 @@ def _read(values: Any) -> Statement:
         exact_keys("attack", row, {"false_positive_rate", "true_positive_rate"})
         attack.append(tuple(real(name, row[name], least=0, most=1) for name in _ATTACK))
     if not attack:
-        raise StatementError("the statement bounds no attack: its list of rates is empty")
+        raise StatementError("the statement lists no false-alarm rates: it bounds no attack")
     statement = Statement(
         mechanism=Mechanism.from_dict(content["mechanism"]),
         delta=real("delta", content["delta"], above=0, below=1),

@@ -55,7 +55,6 @@ from forethought.values.plan import TRANSCRIPT, Plan, Transcript
 from forethought.values.serialisation import digest, parse, replaced, sync_folder
 
 if TYPE_CHECKING:
-    from forethought.training.run import Run
     from forethought.training.shapes import Shapes
 
 # The facts by which a run is recognised, so that resuming it repeats its own rounds only.
@@ -901,11 +900,11 @@ class RunFolder:
             raise CheckpointError(f"there is no run to resume in {self.path}: it has no {PLAN}")
         return Plan.load(path)
 
-    def save_results(self, run: Run, state: Mapping[str, torch.Tensor]) -> Statement:
+    def save_results(self, run: Any, state: Mapping[str, torch.Tensor]) -> Statement:
         """Write plan, model, metrics, transcript and, last, the statement; erase the secrets.
 
         Args:
-            state: of the run's model, with whole tensors.
+            run: a finished Run. state: of its model, with whole tensors.
 
         Returns:
             The statement with the hashes of the model file and of the other files that it rests on.
