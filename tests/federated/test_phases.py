@@ -15,10 +15,16 @@ from forethought.accounting import exact
 from forethought.accounting.statement import Statement
 from forethought.accounting.verification import verify
 from forethought.exchange import events as on
-from forethought.exchange.messages import SERVER, Leave
+from forethought.exchange.messages import SERVER, Join, Leave, Refusal, Update
 from forethought.exchange.storage import LedgerState
 from forethought.federated.client import ClientMachine
-from forethought.federated.federation import Federation, FederationError, require_contract
+from forethought.federated.federation import (
+    Federation,
+    FederationError,
+    Member,
+    require_contract,
+)
+from forethought.federated.server import ServerMachine
 from forethought.federated.statements import client_statement, shared
 from forethought.holders.simulate import simulate
 from forethought.holders.simulator import Times
@@ -54,6 +60,43 @@ def test_a_phase_that_a_client_left_out_is_not_made_up() -> None:
             places.append((version, asked.round, asked.planned))
             machine.handle(computed(asked))
     assert places == [(0, 0, 0), (1, 1, 1), (4, 2, 4), (5, 3, 5)]
+
+
+def test_rounds_left_over_from_a_phase_that_ended_keep_no_server() -> None:
+    """b returns in the first phase, and dies with a round of it left; a goes on and ends."""
+    known = {"rule": "asynchronous", "exchanged": "gradients", "absence": 10.0}
+    agreed = federation(2, 4, phases=(2, 2), taking=((0, 1), (0,)), plans=(plan(4),), **known)
+    server = ServerMachine(agreed, vector())
+
+    def told(client: int, message: Any, now: float) -> None:
+        server.handle(on.Received(client, message, now))
+
+    server.handle(on.Connected(0.0))
+    told(0, Join(0, -1, 1), 0.0)
+    told(1, Join(0, -1, 1), 0.0)
+    told(0, Update(0, 0, vector()), 1.0)
+    told(0, Join(1, 0, 1), 12.0)
+    server.handle(on.Woken(12.0))
+    told(1, Join(0, -1, 1), 13.0)
+    told(1, Update(0, 1, vector()), 14.0)
+    for round, now in ((1, 15.0), (2, 30.0), (3, 61.0)):
+        told(0, Update(round, round, vector()), now)
+    assert server.finished
+
+
+def test_a_base_before_the_first_model_is_refused() -> None:
+    server = ServerMachine(federation(2, 4, rule="asynchronous", exchanged="gradients"), vector())
+    server.handle(on.Connected(0.0))
+    effects = server.handle(on.Received(1, Update(0, -1, vector()), 1.0))
+    assert sent(effects, Refusal)
+
+
+def test_a_plan_that_ends_before_its_phases_is_refused() -> None:
+    with pytest.raises(FederationError, match="ends before"):
+        federation(
+            2, 4, phases=(2, 2), taking=((0, 1), (1,)),
+            plans=(plan(4), plan(2)), members=(Member("a"), Member("b", 1)),
+        )  # fmt: skip
 
 
 def test_who_was_away_goes_on_with_the_phase_that_the_others_are_in() -> None:

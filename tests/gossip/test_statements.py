@@ -49,6 +49,14 @@ def released(chosen: ft.Plan, rounds: int) -> Transcript:
     return found
 
 
+def test_one_release_of_a_longer_gossip_is_not_one_round() -> None:
+    """The next round's first message leaves before the second release, and says more."""
+    agreed = exponential(6, exchanges=5)
+    one = released(agreed.plan(0), 1)
+    with pytest.raises(NetworkViewError, match="average exactly"):
+        worker_statement(agreed, 0, "network", observers=[5], transcript=one)
+
+
 def test_neighbours_see_the_worker_s_own_rounds_as_the_ledger_counted_them() -> None:
     agreed = gossip(4, ROUNDS)
     whole = worker_statement(agreed, 1)

@@ -121,6 +121,30 @@ def test_a_simulation_killed_before_it_began_begins_anew(
 
 
 @pytest.mark.slow
+class Tied(nn.Module):
+    """Two layers of one weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.b.weight = self.a.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.b(torch.relu(self.a(x)))
+
+
+def test_a_model_of_tied_weights_is_saved(tmp_path: Path) -> None:
+    reseed(0)
+    shared = SharedModel(net := Tied())
+    agreed = Federation(
+        (Member("a"), Member("b")), (plan(2),), shared.layout.size, shared.architecture, 2
+    )
+    data = [(randn(40, 4), torch.arange(40) % 4) for _ in range(2)]
+    simulate(net, data, agreed, Times([1.0] * 2), out=tmp_path / "out")
+    assert (tmp_path / "out" / "model.safetensors").exists()
+    assert not (tmp_path / "out" / "keys").exists()
+
+
 def test_the_bits_do_not_depend_on_the_number_of_processes() -> None:
     agreed = federation("asynchronous")
     _, expected = run(agreed)

@@ -963,6 +963,33 @@ def test_accounts_that_share_persons_all_pay(tmp_path: Path) -> None:
     verified(out, ledger=ledger.url)
 
 
+def test_who_resumes_a_run_finds_all_its_reservations(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger, book = shared(tmp_path)
+    (tmp_path / "run").mkdir()
+    for user in ("ann", "bob"):
+        monkeypatch.setenv("LOGNAME", user)
+        paid = ledger.paid(planned().mechanism, folder=tmp_path / "run", resume=user == "bob")
+        with paid:
+            paid.ahead(ROUNDS)
+            if user == "bob":
+                paid.settle()
+    for name in ("patients", "clinic"):
+        (held,) = book.reservations(name)
+        assert (held.status, held.released, held.by) == ("settled", ROUNDS, "ann")
+
+
+def test_parts_of_a_run_may_be_paid_by_more_accounts_than_others(tmp_path: Path) -> None:
+    both, _ = shared(tmp_path)
+    texts = []
+    for payer in (replace(both, also=()), both):
+        with payer.paid(planned().mechanism) as paid:
+            texts.append(paid.settle()[0])
+    for order in (texts, texts[::-1]):
+        assert json.loads(of_run.joined_evidence(order)[0])["also"] == [3]
+
+
 @pytest.mark.slow
 def test_where_one_of_them_cannot_pay_none_does(tmp_path: Path) -> None:
     ledger, book = shared(tmp_path, epsilon=0.1)

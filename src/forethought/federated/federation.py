@@ -395,6 +395,9 @@ class Federation(Agreement):
                 f"taking= says for each member at least one of the phases 0 to "
                 f"{len(everywhere) - 1}, and every phase needs somebody"
             )
+        for client, member in enumerate(self.members):
+            if not any(self.places(client)):
+                raise FederationError(f"the plan of {member.name!r} ends before its phases begin")
 
     @cached_property
     def _ends(self) -> list[int]:

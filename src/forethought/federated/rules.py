@@ -65,7 +65,8 @@ class Asynchronous:
 
     def refuses(self, client: int, update: Update) -> str | None:
         """The reason why an update cannot be applied; None: it can."""
-        if update.base > self.version or not self._federation.permits(update.base, update.round):
+        known = 0 <= update.base <= self.version
+        if not known or not self._federation.permits(update.base, update.round):
             return "future"
         return "late" if self.finished else None
 
@@ -119,9 +120,13 @@ class Asynchronous:
         return True
 
     def _later(self) -> bool:
-        """True if a client that is not in this phase has rounds left in another one."""
-        gone = self._gone | self._absent
-        return bool((~gone & (self._done < self._limits) & ~self._takes).any())
+        """True if a client that is not in this phase has rounds left in a later one."""
+        there = ~(self._gone | self._absent | self._takes) & (self._done < self._limits)
+        return any(
+            own.stop > self.version
+            for client in np.flatnonzero(there).tolist()
+            for own in self._federation.places(client)
+        )
 
     def overdue(self, now: float, since: float, heard: NDArray[np.float64]) -> Sequence[Entry]:
         """The entries that are due because of the time.

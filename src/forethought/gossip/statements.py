@@ -135,7 +135,7 @@ def network_gains(
         what = "of compressed or clipped exchanges, which are not linear in the noised sums"
     elif gossip.tracking or (gossip.momentum and rounds > 1):
         what = "of momentum or gradient tracking, which show a sum in several rounds"
-    elif rounds > 1 and not _averages(gossip):
+    elif gossip.rounds > 1 and not _averages(gossip):
         what = (
             f"of {gossip.exchanges} exchanges a round, which do not average exactly: gradients are "
             "then taken at weights that the observers do not know"

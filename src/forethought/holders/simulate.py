@@ -44,7 +44,15 @@ from forethought.holders.workers import PROCESSES, InProcess, Workers, address_o
 from forethought.rounds.contributions import Loss, check_loss, default_loss
 from forethought.rounds.randomness import Secrets, Seeds
 from forethought.rounds.records import Records, blank
-from forethought.training.folder import KEYS, PLAN, CheckpointError, RunSecrets, locked, wipe
+from forethought.training.folder import (
+    KEYS,
+    PLAN,
+    CheckpointError,
+    RunSecrets,
+    locked,
+    untied,
+    wipe,
+)
 from forethought.training.metrics import evaluate
 from forethought.training.records import require_fit
 from forethought.training.run import NOT_COVERED_TEST
@@ -178,7 +186,7 @@ class Simulation:
             return
         from safetensors.torch import save_file
 
-        save_file(self.shared.model.state_dict(), str(folder / "model.safetensors"))
+        save_file(untied(self.shared.model.state_dict()), str(folder / "model.safetensors"))
         kept = {agreed.file: agreed.to_json()}
         for place, (name, statement, made) in enumerate(
             zip(agreed.names, run.statements, run.transcripts, strict=True)

@@ -43,7 +43,7 @@ from forethought.rounds.contributions import Loss, default_loss
 from forethought.rounds.randomness import Seeds
 from forethought.rounds.records import blank
 from forethought.training.execution import InterruptGuard, launched
-from forethought.training.folder import KEYS, RESERVATION, wipe
+from forethought.training.folder import KEYS, RESERVATION, untied, wipe
 from forethought.training.metrics import evaluate
 from forethought.training.records import require_fit
 from forethought.values.checks import require_only
@@ -341,7 +341,7 @@ def _save_model(shared: SharedModel, out: Path) -> None:
     from safetensors.torch import save_file
 
     part = out / f".{MODEL}.part"
-    save_file(shared.model.state_dict(), str(part))
+    save_file(untied(shared.model.state_dict()), str(part))
     part.replace(out / MODEL)
 
 

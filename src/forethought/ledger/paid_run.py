@@ -295,13 +295,16 @@ class Ledger:
     ) -> tuple[int, ...]:
         """The run's reservations in accounts that share persons with its own, all begun.
 
-        A resumed run finds them by the names of their calls, which are derived from the name of its
-        own call. If one does not fit, all new reservations are ended with 0 rounds. After any other
-        error the same folder asks again.
+        A resumed run finds them in its folder, or by the names of their calls, which are derived
+        from the name of its own call. If one does not fit, all new reservations are ended with 0
+        rounds. After any other error the same folder asks again.
         """
         made: list[Reservation] = []
         try:
             for name in sorted(set(self.also) - {self.data}):
+                if name in found.get("others", ()):  # whoever resumes the run
+                    made.append(book.reservation(found["others"][name]))
+                    continue
                 call = f"{found['call'][:32]} {hashlib.sha256(name.encode()).hexdigest()[:24]}"
                 everyone = replace(charge, partition=None)
                 words = self.purpose or f"shares persons with {self.data}"
@@ -314,6 +317,9 @@ class Ledger:
             if own.status == "reserved":
                 _forget(path, own.number)
             raise
+        if made:
+            found["others"] = {one.data: one.number for one in made}
+            _keep(path, self, found)
         return tuple(
             one.number
             for one in made
@@ -363,7 +369,8 @@ def _kept(path: Path | None, ledger: Ledger) -> dict[str, Any] | None:
             f"the run was reserved for {values['data']!r} in {values['url']}, not for "
             f"{ledger.data!r} in {ledger.url}: go on with the ledger that it began with"
         )
-    return {name: values[name] for name in ("number", "run", "call")}
+    found = {name: values[name] for name in ("number", "run", "call")}
+    return {**found, "others": values.get("others", {})}
 
 
 def _keep(path: Path | None, ledger: Ledger, found: dict[str, Any]) -> None:
@@ -739,7 +746,7 @@ def joined_evidence(texts: Sequence[str]) -> tuple[str, str]:
     parts = [json.loads(text) for text in texts]
     last = parts[-1]
     if earlier := [part["reservation"] for part in parts[:-1]]:
-        for key in last.keys() & {"again", "also"}:
-            last[key] = [number for part in parts for number in part[key]]
+        for key in {"again", "also"} & {key for part in parts for key in part}:
+            last[key] = [number for part in parts for number in part.get(key, ())]
         last["earlier"] = earlier
     return json.dumps(last, indent=2, sort_keys=True) + "\n", in_words(last)

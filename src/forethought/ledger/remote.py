@@ -168,6 +168,10 @@ class RemoteBook(book.Book):
             raise http.client.HTTPException(
                 f"status {response.status} without JSON: is this a ledger's service?"
             ) from None
+        if response.status != 200 and not isinstance(answer, dict):
+            raise http.client.HTTPException(
+                f"status {response.status}: is this a ledger's service?"
+            )
         if response.status == 401:
             raise book.NotAllowedError(str(answer.get("message")))
         return response.status, answer

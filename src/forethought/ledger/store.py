@@ -66,6 +66,8 @@ _SKEW = timedelta(minutes=5)
 _NOTED, _HOUR = 60, 3600.0
 # The number of persons that one SQL statement looks up.
 _AT_ONCE = 500
+# The largest number that a database holds.
+LARGEST = 2**63 - 1
 # The roles that may write entries of a kind; analysts change only reservations that they made.
 _MAY: dict[str, tuple[book.Role, ...]] = {
     **dict.fromkeys(("account", "partition", "forget", "token", "revoke"), ("owner",)),
@@ -312,7 +314,9 @@ class Store(book.Book):
         own = PERSONS.c.entry == entry, PERSONS.c.data == data, PERSONS.c.scheme == ""
 
         def work(turn: _Turn) -> Mapping[str, Any]:
-            taken = turn.connection.execute(sa.delete(PERSONS).where(*own)).rowcount
+            taken = 0
+            if 0 <= entry <= LARGEST:
+                taken = turn.connection.execute(sa.delete(PERSONS).where(*own)).rowcount
             if not taken:
                 raise book.BookError(
                     f"entry {entry} registered no records of {data!r} that are there"
@@ -582,7 +586,7 @@ class Store(book.Book):
     # The chain.
 
     def entries(self, after: int = 0) -> Sequence[book.Entry]:
-        above = ENTRIES.c.number > whole("after", after, least=0, most=2**63 - 1)
+        above = ENTRIES.c.number > whole("after", after, least=0, most=LARGEST)
         query = sa.select(ENTRIES).where(above).order_by(ENTRIES.c.number)
         return list(map(_entry, self._rows(query)))
 
@@ -839,7 +843,9 @@ def _entry(row: sa.Row[Any]) -> book.Entry:
 
 
 def _row(connection: sa.Connection, number: int) -> sa.Row[Any]:
-    found: sa.Row[Any] | None = one(connection, RESERVATIONS, RESERVATIONS.c.number == number)
+    found: sa.Row[Any] | None = None
+    if 0 <= number <= LARGEST:
+        found = one(connection, RESERVATIONS, RESERVATIONS.c.number == number)
     if found is None:
         raise book.BookError(f"the book has no reservation {number}")
     return found

@@ -464,7 +464,7 @@ class Checkpoint:
             OSError: the file cannot be written; the old one is unchanged.
         """
         header = {"schema": CHECKPOINT_SCHEMA, "round": self.round, "values": self.values}
-        own = _untied(self.tensors)
+        own = untied(self.tensors)
         header["checksum"] = _checksum(header, own)
         replace_file(folder / STATE, save(own, {"forethought": json.dumps(header)}), mode=0o600)
 
@@ -497,7 +497,7 @@ class Checkpoint:
         return cls(header["round"], tensors, header["values"])
 
 
-def _untied(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def untied(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Tensors on the CPU without shared memory, as of tied weights, which safetensors refuses."""
     seen: set[int] = set()
     own = {}
@@ -910,7 +910,7 @@ class RunFolder:
             The statement with the hashes of the model file and of the other files that it rests on.
         """
         self.add({PLAN: run.plan.to_json() + "\n"})  # the first one may be gone, or edited, by now
-        weights = save(_untied(state))
+        weights = save(untied(state))
         replace_file(self.path / MODEL, weights)
         statement = run.statement.of_model(content_hash(weights))
         replace_file(self.path / METRICS, as_csv(run.history, PUBLIC).encode())

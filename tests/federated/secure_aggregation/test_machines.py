@@ -490,6 +490,21 @@ def test_one_liar_of_five_stops_nobody_and_is_named(lie: str) -> None:
         assert any("client 1" in text for text in world.texts if "secure" not in text)
 
 
+@pytest.mark.parametrize("half", [0, 32])
+def test_a_key_of_small_order_stops_nobody(half: int) -> None:
+    world = World(0)
+
+    def lies(sender: int, message: object) -> object:
+        if sender != 1 or not isinstance(message, MaskKeys) or not message.keys:
+            return message
+        return replace(message, keys=message.keys[:half] + bytes(32) + message.keys[half + 32 :])
+
+    world.lies = lies
+    world.run()
+    assert world.server.version == ROUNDS
+    assert any("client 1" in text and "X25519" in text for text in world.texts)
+
+
 @pytest.mark.thinned
 @pytest.mark.parametrize("seed", range(40))
 def test_a_liar_among_crashes_costs_few_rounds(seed: int) -> None:

@@ -401,7 +401,7 @@ def about(run_id: bytes, round: int, one: int, other: int) -> bytes:
 
 def _clients(values: Any) -> tuple[int, ...]:
     clients = tuple(int(value) for value in values)
-    if any(after <= before for before, after in pairwise(clients)):
+    if any(after <= before for before, after in pairwise((-1, *clients))):
         raise masking.SecureAggregationError("a list of clients that is not in ascending order")
     return clients
 
@@ -545,7 +545,10 @@ class Aggregator:
     def _checked(self, message: Any) -> Any:
         match message:
             case MaskKeys():
-                return pieces(message.keys, KEYS_BYTES, 1)[0], message.signature
+                keys = pieces(message.keys, KEYS_BYTES, 1)[0]
+                for half in (keys[:32], keys[32:]):  # with one of small order nobody could agree
+                    masking.agree(bytes(range(32)), half, b"")
+                return keys, message.signature
             case MaskShares():
                 found = pieces(message.sealed[:-32], SEALED_BYTES, len(message.clients))
                 given = dict(zip(map(int, message.clients), found, strict=True))
