@@ -316,3 +316,8 @@ def test_some_rounds_of_an_epoch_of_exchanged_records_cost_no_more_than_all() ->
     for fewer, more in itertools.pairwise(costs):
         assert fewer.upper < more.lower
     assert all(one.relative_width < 1e-4 for one in costs)
+
+
+def test_a_noise_that_hides_all_has_an_answer():
+    mechanism = Mechanism(Rounds(1e16, 8, RandomAllocation(4)))
+    assert epsilon(mechanism, 1e-5).upper < 1e-9

@@ -8,10 +8,17 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from scipy.stats import norm
+from scipy.stats import binom, norm
 
 from forethought.accounting import attack_bounds, exact
-from forethought.accounting.attack_bounds import OPPOSITE, ZEROS, _composed, _lower, attained
+from forethought.accounting.attack_bounds import (
+    OPPOSITE,
+    ZEROS,
+    _composed,
+    _lower,
+    attained,
+    in_one_part,
+)
 from forethought.accounting.statement import account, truth
 from forethought.accounting.theorems import replacing
 from forethought.values.mechanism import (
@@ -204,3 +211,11 @@ def test_a_lone_blanked_record_leaves_nobody_to_point_the_other_way():
 def test_hits_that_replace_nobody_are_refused_where_a_blank_is_taken_for_half_way():
     with pytest.raises(UnsupportedMechanismError, match="Poisson"):
         replacing(Rounds(1.0, 50, Poisson(0.5)), "zero-out", 1)
+
+
+def test_large_groups_in_one_part_are_counted_in_whole_numbers():
+    for records, many, places in ((3, 2, 10), (50, 8, 7), (1000, 120, 10)):
+        chance = in_one_part(records, many, places)
+        one = binom.sf(many - 1, records, 1 / places)
+        assert one <= chance * (1 + 1e-9) and chance <= places * one * (1 + 1e-9)
+    assert 0 < in_one_part(2000, 250, 10) <= 1

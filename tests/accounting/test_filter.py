@@ -107,6 +107,14 @@ def test_state_survives_json_bit_for_bit():
         RenyiFilter.from_state({"schema": "other"})
 
 
+@pytest.mark.parametrize("noise", [1e200, 1e-200, 1e-3, 0.01])
+@pytest.mark.parametrize("adjacency", ["add-or-remove", "replace-one"])
+def test_any_noise_is_charged_at_once(noise, adjacency):
+    for sampling in (Poisson(1.0), Poisson(0.1)):
+        ledger = RenyiFilter(Budget(1.0, 1e-5), adjacency)
+        assert ledger.would_exceed(Rounds(noise, 1, sampling)) == (noise < 1)
+
+
 @pytest.mark.parametrize("delta", [1e-5, 1e-15, 1e-20])
 def test_limits_at_a_tiny_delta_are_not_negative(delta):
     ledger = RenyiFilter(Budget(0.01, delta))

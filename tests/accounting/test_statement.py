@@ -11,13 +11,19 @@ import jsonschema
 import pytest
 
 import forethought as ft
+from forethought.accounting.adaptive import NegativeBinomialTrials, selection_details
 from forethought.accounting.statement import (
+    SCORE,
+    StatedRelease,
     Statement,
     StatementError,
     account,
     json_schema,
 )
 from forethought.accounting.verification import verify
+from forethought.federated.statements import disjoint
+from forethought.values.caveats import Caveat
+from forethought.values.mechanism import GRADIENTS
 from forethought.values.serialisation import digest
 
 MECHANISM = ft.Mechanism(ft.Rounds(1.1, 200, ft.Poisson(0.01)))
@@ -34,6 +40,28 @@ def edited(statement: Statement, change: Any) -> str:
     change(values)
     del values["checksum"]
     return json.dumps({**values, "checksum": digest(values)})
+
+
+def test_one_search_releases_one_score(statement: Statement) -> None:
+    mechanism = ft.Mechanism(ft.Rounds(5.0, 10, ft.FullBatch()))
+    details = selection_details(mechanism, [mechanism], NegativeBinomialTrials(0.1), 20.0, 1e-5)
+    for scores in (1, 2, 1000):
+        rows = [StatedRelease(GRADIENTS, 10, 5.0), StatedRelease(SCORE, scores, 20.0)]
+        told = account(mechanism, 1e-5, accountant=details, releases=rows).unaccounted()
+        assert (told is None) == (scores == 1)
+
+
+def test_a_guarantee_for_all_holders_needs_that_of_each() -> None:
+    rounds = ft.Mechanism(ft.Rounds(6.0, 10, ft.FullBatch()))
+    cause = Caveat("data-dependent-noise", "in proportion to the gradient")
+    broken = account(rounds, 1e-5, not_covered=[cause])
+    assert not broken.private and not disjoint({"a": broken}).private
+    note = Caveat("features-from-data", "means")
+    told = account(rounds, 1e-5, not_covered=[note])
+    plain = account(ft.Mechanism(ft.Rounds(5.0, 10, ft.FullBatch())), 1e-5)
+    same = account(rounds, 1e-5)
+    for two in ({"a": plain, "b": told}, {"a": told, "b": same}, {"b": same, "a": told}):
+        assert note in disjoint(two).not_covered
 
 
 def test_a_statement_that_bounds_no_attack_is_refused(statement: Statement) -> None:

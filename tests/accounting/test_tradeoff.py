@@ -298,3 +298,8 @@ def test_composed_once_is_the_same_curve():
     assert composed(f, 1) is f
     # What one run discloses, two disclose the more often.
     assert composed(f, 2).delta(30.0) == pytest.approx(1 - 0.99**2, rel=1e-9)
+
+
+def test_a_pair_of_a_huge_epsilon_bounds_nothing():
+    assert from_epsilon_delta(800.0, 1e-5)(0.1) < 1e-9
+    assert from_epsilon_delta(1.0, 1e-5)(0.1) == pytest.approx(1 - 1e-5 - math.e * 0.1)

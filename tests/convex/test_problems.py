@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
+import forethought as ft
 from drawn import randn, stream
 from forethought import convex
 from forethought.convex.descent import loss_and_slope
@@ -139,3 +141,10 @@ def test_classes_and_bounds_have_no_silent_default() -> None:
         convex.SoftmaxRegression(feature_bound=1.0)
     with pytest.raises(TypeError, match="target_bound"):
         convex.LinearRegression(feature_bound=1.0, l2=1.0)
+
+
+def test_a_descent_promises_nothing_to_several_records_together():
+    problem = convex.LogisticRegression(feature_bound=1.0)
+    found = convex.plan(problem, ft.Budget(1.0, 1e-5), examples=100, features=3)
+    with pytest.raises(ValueError, match="records_per_person"):
+        replace(found, privacy=replace(found.privacy, records_per_person=5))

@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 import skops.io
-from sklearn.base import BaseEstimator
+from sklearn.base import BaseEstimator, clone
 from sklearn.pipeline import make_pipeline
 from sklearn.utils import estimator_html_repr
 from torch import nn
 
+import forethought as ft
 from forethought.estimators import (
     PrivateClassifier,
     PrivateLinearRegression,
@@ -174,3 +175,12 @@ def test_an_unfitted_one_is_stored_too(name: str) -> None:
     estimator, _ = ESTIMATORS[name]
     back = pickle.loads(pickle.dumps(estimator))
     assert back.get_params() == estimator.get_params()
+
+
+def test_a_ledgers_password_is_not_in_a_model() -> None:
+    x, y = [[0.0], [1.0]] * 20, [0, 1] * 20
+    model = PrivateLogisticRegression(epsilon=1.0, feature_bound=1.0, classes=[0, 1], l2=0.1)
+    model.fit(x, y).set_params(ledger=ft.Ledger("postgresql://me:s3cret@host/db", "patients"))
+    assert "s3cret" not in repr(model) and b"s3cret" not in pickle.dumps(model)
+    assert "s3cret" in clone(model).ledger.url  # which is to be fitted, and needs it
+    assert pickle.loads(pickle.dumps(clone(model))).ledger == model.ledger

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from drawn import randn
+from drawn import randn, reseed
 from forethought.gradients import (
     Dense,
     Outer,
@@ -178,3 +179,17 @@ def test_a_rule_for_a_recurrent_cell_goes_before_its_steps() -> None:
 def test_registering_nothing_is_refused() -> None:
     with pytest.raises(TypeError, match="function"):
         register(RULES[F.linear])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_rms_norm_has_torchs_own_epsilon_in_low_precision(dtype: torch.dtype) -> None:
+    reseed(0)
+    model = nn.Sequential(nn.RMSNorm(6)).to(dtype)
+    x = (randn(4, 6) * 0.01).to(dtype)
+
+    def loss(outputs: torch.Tensor, _: Any) -> torch.Tensor:
+        return outputs.float().square().sum(1)
+
+    (wanted,) = torch.autograd.grad(loss(model(x), None).sum(), [*model.parameters()])
+    sums, _ = clipped_sum(model, loss, x, torch.zeros(4), 1e9)
+    torch.testing.assert_close(sums["0.weight"].float(), wanted.float(), rtol=0.03, atol=0.03)

@@ -225,3 +225,10 @@ def test_errors_are_told_in_the_units_of_what_is_predicted(tmp_path: Path) -> No
     path.write_text(result.to_json())
     assert Results.load(path) == result
     assert "target" not in json.loads(measured(truth, truth + 1, None).to_json())
+
+
+@pytest.mark.parametrize("records", [1, 4])
+def test_results_where_nothing_varies_among_persons(records: int) -> None:
+    persons = np.arange(records) // 2
+    found = measured(np.zeros((records, 2)), np.zeros(records, int), ["a", "b"], persons=persons)
+    assert found.examples == records

@@ -347,3 +347,39 @@ def test_a_finished_run_is_not_resumed_under_another_plan(tmp_path: Path) -> Non
     train(nn.Linear(4, 2), data(), plan(), out=tmp_path / "run")
     with pytest.raises(CheckpointError, match="plan is not"):
         train(nn.Linear(4, 2), data(), plan(clip=Clip(2.0)), out=tmp_path / "run", resume=True)
+
+
+SETS = """
+import sys, torch, forethought as ft
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.l, self.kind = nn.Linear(4, 2), "relu"
+    def forward(self, x):
+        x = self.l(x)
+        return torch.relu(x) + x if self.kind in {"relu", "gelu", "tanh", "silu"} else x
+
+torch.manual_seed(0)
+data = torch.zeros(64, 4), torch.zeros(64, dtype=torch.long)
+plan = ft.plan(examples=64, model=Net(), shape=(4,), budget=ft.Budget(8.0, 1e-2), epochs=5)
+again = sys.argv[2] == "again"
+
+def stop(event):
+    if event.round == 3:
+        raise KeyboardInterrupt
+
+try:
+    ft.train(Net(), data, plan, out=sys.argv[1], checkpoint_every=1, resume=again,
+             progress=None if again else stop)
+except KeyboardInterrupt:
+    pass
+"""
+
+
+@pytest.mark.slow
+def test_a_set_of_words_in_the_model_is_the_same_in_another_process(tmp_path: Path) -> None:
+    for seed, word in (("1", "begin"), ("2", "again")):
+        command = [sys.executable, "-W", "ignore", "-c", SETS, str(tmp_path / "run"), word]
+        subprocess.run(command, env={**os.environ, "PYTHONHASHSEED": seed}, check=True)

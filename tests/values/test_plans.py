@@ -186,3 +186,11 @@ def test_numbers_that_the_planner_did_not_choose_are_not_called_its_own() -> Non
     for changes in ({"not_covered": ("means",)}, {"augmentation": ft.Augmentation(4)}):
         kept = plan.with_(**changes)
         assert (kept.reasons, kept.hyperparameters) == (plan.reasons, plan.hyperparameters)
+
+
+def test_a_plan_that_counts_records_again_does_not_speak_of_persons() -> None:
+    budget = ft.Budget(2.0, 1e-5)
+    rows = {"examples": 2000, "persons": 500, "records_per_person": 6}
+    plan = ft.plan(**rows, budget=budget, person_as="contribution", rounds=3)
+    assert "one person" in ft.account(plan).sentences()[0]
+    assert "one person" not in ft.account(plan.with_(groups=None)).sentences()[0]

@@ -251,10 +251,11 @@ def in_one_part(records: int, many: int, places: int) -> float:
     """A lower bound on the probability that one of the places holds ``many`` of the records."""
     if many <= -(-records // places):
         return 1.0
-    one = math.fsum(
-        math.comb(records, k) * (1 - 1 / places) ** (records - k) * places**-k
-        for k in range(many, records + 1)
+    # In whole numbers: the binomial coefficients of a thousand records are no doubles.
+    ways = sum(
+        math.comb(records, k) * (places - 1) ** (records - k) for k in range(many, records + 1)
     )
+    one = ways / places**records
     # Bonferroni: two places both hold that many with a probability of at most one².
     both = one**2 if 2 * many <= records else 0.0
     return max(one, places * one - places * (places - 1) / 2 * both)

@@ -512,7 +512,8 @@ class Epoch:
     @property
     def integrable(self) -> bool:
         """True if a law can be built of it."""
-        return self.distance <= LARGEST_DISTANCE and self.rounds <= MOST_ROUNDS
+        near = LEAST_MOVE <= self.distance <= LARGEST_DISTANCE
+        return near and self.rounds <= MOST_ROUNDS
 
     def ratios(self, fineness: float) -> tuple[DiscreteRatio, DiscreteRatio]:
         """A lower and an upper bound, in convex order, on the epoch's likelihood ratio."""

@@ -33,6 +33,9 @@ ORDERS: tuple[float, ...] = (
 
 # Factor on all curves, more than the relative error (about 1e-13) of quadrature and logarithms.
 LIFT = 1 + 1e-11
+# Of noise outside these, the divergence without sampling is used: integrals would take as many
+# points as memory has, or leave the doubles.
+LEAST, MOST = 0.05, 1e100
 
 
 @dataclass(frozen=True)
@@ -184,7 +187,8 @@ def _above_tangent(order: float, x: float) -> float:
 def gaussian_rdp(noise: float, orders: Sequence[float]) -> RenyiCurve:
     """The Gaussian mechanism: α/(2σ²), with σ = ``noise`` in units of the sensitivity."""
     sigma = real("noise", noise, least=0)
-    values = (math.inf if sigma == 0 else order / (2 * sigma**2) for order in orders)
+    # Divided twice, since the square of a huge or tiny σ is no finite number above 0.
+    values = (math.inf if sigma == 0 else order / 2 / sigma / sigma for order in orders)
     return RenyiCurve(tuple(orders), tuple(values))
 
 
@@ -202,7 +206,7 @@ def poisson_rdp(rate: float, noise: float, orders: Sequence[float]) -> RenyiCurv
         orders: each above 1.
     """
     q, sigma = real("rate", rate, above=0, most=1), real("noise", noise, least=0)
-    if sigma == 0 or q == 1:
+    if not LEAST <= sigma <= MOST or q == 1:  # sampling only lowers the divergence
         return gaussian_rdp(sigma, orders)
     step = _step(sigma)
     values = []
@@ -256,7 +260,7 @@ def exchange_rdp(rate: float, noise: float, orders: Sequence[float]) -> RenyiCur
         rate, noise, orders: as in :func:`poisson_rdp`.
     """
     q, sigma = real("rate", rate, above=0, most=1), real("noise", noise, least=0)
-    if sigma == 0 or q == 1:
+    if not LEAST <= sigma <= MOST or q == 1:  # sampling only lowers the divergence
         return gaussian_rdp(sigma, orders)
     wanted = sorted({whole for order in orders for whole in (math.floor(order), math.ceil(order))})
     cumulants = _exchange_cumulants(q, sigma, wanted)
@@ -377,5 +381,5 @@ def zcdp(mechanism: kinds.Mechanism) -> float:
         if part.noise_multiplier == 0:
             return math.inf
         shift = part.sensitivity(mechanism.adjacency) / part.noise_multiplier
-        rho += part.releases * shift**2 / 2
+        rho += part.releases * shift * shift / 2
     return rho

@@ -352,6 +352,8 @@ def difference(
     for row in releases:
         if row.name in OF_NO_ROUND and row.noise_multiplier != score_noise:
             return f"{row.name!r} with noise {row.noise_multiplier:.6g} is not accounted"
+    if _count(row for row in releases if row.name == SCORE) > 1:
+        return f"{SCORE!r} was released more than once, and is accounted once"
     before = [row for row in releases if row.name in OF_PREPARATION]
     if before:
         left = _after(before, mechanism)
@@ -1308,6 +1310,13 @@ def disjoint(statements: Mapping[str, Statement]) -> Statement:
     at = f" at delta {at_most(delta, '.6g')} "
     worst = sorted(ended, key=whole_epsilon)[-1:]
     ended = [Caveat(ENDED, re.sub(r" at delta \S+ ", at, note.detail)) for note in worst]
+    # Of every holder: what breaks its guarantee, and what it does not cover.
+    uses = [
+        note
+        for one in statements.values()
+        for note in (*one.breaks, *one.not_covered)
+        if note not in required(one.mechanism, one.accountant, one.randomness)
+    ]
     found = [
         account(
             one.mechanism,
@@ -1315,7 +1324,7 @@ def disjoint(statements: Mapping[str, Statement]) -> Statement:
             group=one.group,
             accountant=one.accountant,
             randomness=one.randomness,
-            not_covered=(*one.not_covered, *ended, Caveat("disjoint-holders", names)),
+            not_covered=(*uses, *ended, Caveat("disjoint-holders", names)),
         )
         for one in distinct.values()
     ]

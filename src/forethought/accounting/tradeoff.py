@@ -297,9 +297,9 @@ def gaussian(mu: float) -> TradeOff:
 def from_epsilon_delta(epsilon: float, delta: float) -> TradeOff:
     """f_{ε,δ} = max{0, 1 − δ − e^ε α, e^−ε(1 − δ − α)}: a *maximum* (Wasserman and Zhou 2010)."""
     eps, size = real("epsilon", epsilon, least=0), real("delta", delta, least=0, most=1)
-    corner = (1 - size) / (1 + math.exp(eps))
+    corner = (1 - size) / (1 + math.exp(min(eps, REACH)))
     half = Half(np.array([0.0, corner]), np.array([size, 1 - corner]))
-    if size == 1:
+    if size == 1 or eps > REACH:  # steeper lines leave the doubles: 0 is below them
         half = Half(np.array([0.0, 1.0]), np.array([1.0, 1.0]))
     return TradeOff(half.delta, half.delta)
 

@@ -194,7 +194,7 @@ def check(
         raise StatementError(f"no theorem covers the stated mechanism: {error}") from error
     except (StatementError, signing.SignatureError) as error:
         raise StatementError(str(error)) from error
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError, ZeroDivisionError) as error:
         raise StatementError(f"the statement does not hold: {error!s}") from error
     now = statement
     stored = proven if statement.schema == STATEMENT_SCHEMA else proven._replace(attained=None)

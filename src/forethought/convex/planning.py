@@ -210,6 +210,11 @@ class DescentPlan(Stored):
             )
         if privacy.contribution.kind != "linear-examples" or privacy.clip.rule != "flat":
             raise ValueError("a descent sums linear examples that are clipped flat")
+        if privacy.records_per_person > 1:
+            raise ValueError(
+                "a descent promises something to single records: drop records_per_person, and ask "
+                "forethought.account for its ε with group="
+            )
         if any(part.sampling.kind != "full-batch" for part in privacy.mechanism):
             raise ValueError("a descent takes full batches; for others there is forethought.train")
         if not isinstance(self.accelerated, bool):

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import date, timedelta
+from datetime import date, datetime, timedelta
 from itertools import product
 from typing import Any, ClassVar, Literal, Self, TypeVar, get_args
 
@@ -24,6 +25,7 @@ from forethought.data.files import (
     DataError,
     TableFormat,
     finite,
+    spelled,
     written,
 )
 from forethought.values.serialisation import Stored, plain
@@ -384,10 +386,12 @@ class Column(ABC):
         """
         return pl.Series([], dtype=pl.Float64)
 
-    def _of_number(self, graph: OnnxNodes, value: str, *features: str) -> Written:
+    def _of_number(
+        self, graph: OnnxNodes, value: str, *features: str, codes: Sequence[float] = ()
+    ) -> Written:
         """Features of a number or a day in ONNX: 0 where it is missing, refused if infinite."""
         absent = graph.add("IsNaN", value)
-        for code in self._coded:
+        for code in codes:
             absent = graph.add("Or", absent, graph.add("Equal", value, graph.constant(code)))
         zero = graph.constant(0.0, np.float32)
         shown = (
@@ -547,7 +551,8 @@ class Number(Column):
                 inside = graph.add("Log", graph.add("Add", inside, graph.constant(1.0)))
         middle, half = map(graph.constant, self.scale)
         scaled = graph.add("Div", graph.add("Sub", inside, middle), half)
-        return self._of_number(graph, value, _between(graph, scaled, -1.0, 1.0))
+        scaled = _between(graph, scaled, -1.0, 1.0)
+        return self._of_number(graph, value, scaled, codes=self._coded)
 
     def drawn(self, generator: np.random.Generator, count: int) -> Drawn:
         values = generator.uniform(self.low, self.high, count)
@@ -717,7 +722,8 @@ class Category(Column):
 
     def to_onnx(self, graph: OnnxNodes, name: str) -> Written:
         value = graph.input(name, str, f"{self.describe()}, without spaces around it")
-        number = _looked_up(graph, value, {word: n for n, word in enumerate(self.words)}, -1)
+        places = {one: n for n, word in enumerate(self.words) for one in _spellings(word)}
+        number = _looked_up(graph, value, places, -1)
         unknown = graph.add("Less", number, graph.constant(0, np.int64))
         # All spellings, since ONNX lower-cases text only where a locale is installed.
         spellings = {
@@ -725,6 +731,8 @@ class Category(Column):
             for word in MISSING_WORDS
             for letters in product(*((letter.lower(), letter.upper()) for letter in word))
         }
+        for code in self.codes:
+            spellings |= _spellings(str(int(code)) if code.is_integer() else repr(code))
         named = _looked_up(graph, value, dict.fromkeys(sorted(spellings), 1), 0)
         absent = graph.add("And", unknown, graph.cast(named, np.bool_))
         strange = graph.add("And", unknown, graph.add("Not", absent))
@@ -772,7 +780,9 @@ class Date(Column):
     @classmethod
     def declared(cls, value: Any, options: dict[str, Any], common: Common, decimal: str) -> Self:
         first, last = CENTURY if value is True else map(_day, value)
-        return cls(**common, first=first, last=last, written=options.pop("format", None))
+        form = options.pop("format", None)
+        form = None if form is None else _typed(form, str)
+        return cls(**common, first=first, last=last, written=form)
 
     @classmethod
     def proposed(cls, name: str, seen: Seen) -> tuple[Any, str] | None:
@@ -813,7 +823,10 @@ class Date(Column):
         if entries.dtype in (pl.Date, pl.Datetime):
             days = entries.dt.date()  # of the clock in its time zone; a cast gives London's
         else:
-            days = _days(written(entries), self.written or _FORMS[0])
+            form = self.written or _FORMS[0]
+            days = _days(written(entries), form)
+            if entries.dtype == pl.String:  # the one spelling of a midnight is without its time
+                days = days.fill_null(_days(entries.str.strip_chars(), form))
             if "%y" in (self.written or ""):
                 # 45 is 2045 to the parser; the declared range may say that it is 1945.
                 older = days.dt.offset_by("-100y")
@@ -971,6 +984,8 @@ def _real(value: Any) -> float:
 
 
 def _day(value: Any) -> date:
+    if isinstance(value, datetime):  # as TOML has them
+        return value.date()
     return value if isinstance(value, date) else date.fromisoformat(value)
 
 
@@ -1010,13 +1025,23 @@ def outward(low: float, high: float, whole: bool) -> tuple[float, float]:
     if 0 <= first <= 2 * step:
         first = 0.0
     # Rounded, so that a multiple of a fractional step is written without rounding digits.
-    digits = max(0, -math.floor(math.log10(step)))
-    first, last = (round(end, digits) for end in (first, last))
+    digits, most = max(0, -math.floor(math.log10(step))), sys.float_info.max
+    first, last = (round(min(max(end, -most), most), digits) for end in (first, last))
     return (int(first), int(last)) if whole or (last >= 10 and step >= 1) else (first, last)
 
 
 def _between(graph: OnnxNodes, value: str, low: float, high: float) -> str:
     return graph.add("Clip", value, graph.constant(low), graph.constant(high))
+
+
+def _spellings(word: str) -> set[str]:
+    """The usual ways to write a word that are one to :func:`written`."""
+    one = spelled(word)
+    found = {word, one}
+    if re.fullmatch(r"-?\d+", one):
+        found |= {f"{one}.0"}
+    truth = {"1": "true", "0": "false"}.get(one)
+    return found | ({truth, truth.title(), truth.upper()} if truth else set())
 
 
 def _looked_up(graph: OnnxNodes, value: str, table: dict[str, int], default: int) -> str:

@@ -6,6 +6,7 @@ import difflib
 import json
 import math
 import tarfile
+import tokenize
 import zipfile
 from collections.abc import Callable, Collection, Iterator, Sequence
 from io import BytesIO
@@ -174,11 +175,15 @@ def _persons(path: Path, key: str, arrays: dict[str, NDArray[Any]], examples: in
     return [one.encode() for one in named(path, pl.Series(key, values))]
 
 
+# Errors of an archive that is damaged or encrypted, or claims what no memory holds.
+BROKEN = (*DAMAGE, zipfile.BadZipFile, RuntimeError, MemoryError, tokenize.TokenError)
+
+
 def _archive(path: Path) -> dict[str, NDArray[Any]]:
     try:
         with np.load(path, allow_pickle=False) as archive:
             return dict(archive)
-    except (*DAMAGE, zipfile.BadZipFile, ValueError, AttributeError, NotImplementedError) as error:
+    except (*BROKEN, ValueError, AttributeError) as error:
         raise DataError.unexpected(
             path, f"no readable archive of plain arrays ({error})", "a .npz file without objects"
         ) from error
@@ -490,7 +495,7 @@ def _inexact(folder: Path) -> tuple[str, ...]:
 
 
 # Sets without a test part of their own, sets with one, and formats of a user's own files.
-_BUNDLED = ("digits", "breast-cancer")
+BUNDLED = ("digits", "breast-cancer")
 _ORIGINAL: dict[str, Callable[[str, Path | None], Dataset]] = {
     "mnist": load_idx,
     "fashion-mnist": load_idx,
@@ -504,7 +509,7 @@ FEATURES = (*FIXED, "auto", "pixels")
 
 def names() -> tuple[str, ...]:
     """Every source that :func:`load` knows; PATH stands for a user's own file."""
-    return (*_BUNDLED, *_ORIGINAL, *(f"{kind}:PATH" for kind in _FORMATS))
+    return (*BUNDLED, *_ORIGINAL, *(f"{kind}:PATH" for kind in _FORMATS))
 
 
 def load(
@@ -571,7 +576,7 @@ def load(
     where = data_folder(folder)
     kind, colon, path = source.partition(":")
     tabular, own_file = kind in TABLES, kind in _FORMATS
-    if not (colon and own_file) and source not in (*_BUNDLED, *_ORIGINAL):
+    if not (colon and own_file) and source not in (*BUNDLED, *_ORIGINAL):
         raise DataError(_unknown(source))
     labels = () if label is None or isinstance(label, str) else tuple(label)
     declared = Declared(task, None if classes is None else tuple(classes), width)
@@ -626,7 +631,7 @@ def load(
             aside = Aside(one, split_by, site, labels=labels)
             table: Any = kind  # one of three words
             dataset = load_table(source, file, table, schema, aside, declared, test_path, holdout)
-    elif source in _BUNDLED:
+    elif source in BUNDLED:
         dataset = load_bundled(source, holdout)
     else:
         dataset = _ORIGINAL[source](source, where)
@@ -646,6 +651,6 @@ def _unknown(source: str) -> str:
     if kind:  # one letter before the colon is a drive
         path = source if len(before) == 1 or path[:2] in ("", "//") else path
         return f"{source!r} looks like a file: write its format before it, as in '{kind}:{path}'"
-    near = difflib.get_close_matches(before, [*_BUNDLED, *_ORIGINAL, *_FORMATS], 1)
+    near = difflib.get_close_matches(before, [*BUNDLED, *_ORIGINAL, *_FORMATS], 1)
     hint = "".join(f" Did you mean '{one}{':PATH' * (one in _FORMATS)}'?" for one in near)
     return f"unknown data source {source!r}.{hint} The sources are {', '.join(names())}"

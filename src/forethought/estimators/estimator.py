@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import sys
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import FrameType
 from typing import Any, ClassVar, NamedTuple, Self, get_args
 
@@ -491,6 +492,10 @@ class PrivateEstimator(_TakesSparseRows):
         for name in ("statement_", "plan_"):
             if name in state:
                 state[name] = state[name].to_json()
+        ledger: Any = self.ledger
+        url = getattr(ledger, "url", None)
+        if "statement_" in state and isinstance(url, str):  # a password is not for who gets a model
+            state["ledger"] = replace(ledger, url=re.sub(r"(://[^:/@]*):[^@]*@", r"\1@", url))
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -343,10 +343,9 @@ def _layer(use: Use) -> Tensor:
 
 
 def _rms(use: Use) -> Tensor:
-    value, eps = use.saved["input"], use.arguments.get("eps")
-    # Without eps the function uses the machine epsilon of the input's precision.
-    eps = torch.finfo(value.dtype).eps if eps is None else eps
-    return F.rms_norm(wide(value), use.arguments["normalized_shape"], eps=eps)
+    # Without eps torch takes the machine epsilon of the precision that it computes in, as here.
+    shape, eps = use.arguments["normalized_shape"], use.arguments.get("eps")
+    return F.rms_norm(wide(use.saved["input"]), shape, eps=eps)
 
 
 def _each_image(use: Use, normalise: Callable[..., Tensor], *given: Any) -> Tensor:

@@ -19,7 +19,7 @@ from forethought.data.columns import LOOKED, MISSING_WORDS, Seen, outward, propo
 from forethought.data.dataset import is_number, label_column
 from forethought.data.features import best_features, reason_for
 from forethought.data.files import DAMAGE, EXCEL, Kind, Table, kind_of, opened_file, read, required
-from forethought.data.sources import load_idx, shape_read, wanted_arrays
+from forethought.data.sources import BROKEN, load_idx, shape_read, wanted_arrays
 from forethought.data.tables import require_text, unknown_column
 from forethought.jobs.job import toml_key, toml_value
 
@@ -77,7 +77,8 @@ def job_for(path: Path, label: str | Sequence[str] | None = None) -> str:
                 f"{each} has other entries: leave it out, or give it as the only --label"
             ) from None
     question = "" if labels else "  # is this the column to predict?"
-    lines = [_HEAD.format(name=path.name), "[data]", f"source = {toml_value(f'{kind}:{path}')}"]
+    lines = [_HEAD.format(name=_on_one_line(path.name)), "[data]"]
+    lines += [f"source = {toml_value(f'{kind}:{path}')}"]
     start = pl.concat(firsts, how="vertical_relaxed")
     persons = _persons(start, {name: seen[name] for name in seen if name not in targets})
     given_away: dict[str, str] = {}
@@ -115,6 +116,11 @@ def job_for(path: Path, label: str | Sequence[str] | None = None) -> str:
     return "\n".join([*lines, "", "[budget]", "epsilon = 3.0", ""])
 
 
+def _on_one_line(words: str) -> str:
+    """A comment's text: a line's end in an entry or a name would end the comment."""
+    return "".join(one if one.isprintable() else " " for one in words)
+
+
 def _columns(
     seen: Mapping[str, Seen],
     persons: Sequence[str],
@@ -135,7 +141,7 @@ def _columns(
         elif value == "drop":
             why += _dressed(column)
         dropped &= value == "drop"
-        yield f"{toml_key(name)} = {toml_value(value)}  # {why}"
+        yield f"{toml_key(name)} = {toml_value(value)}  # {_on_one_line(why)}"
     if dropped:
         yield ALL_DROPPED
 
@@ -517,11 +523,13 @@ def _headers(path: Path) -> dict[str, NDArray[Any]]:
     try:
         with zipfile.ZipFile(path) as archive:
             for name in archive.namelist():
+                if not name.endswith(".npy"):
+                    continue
                 with archive.open(name) as file:
                     version = np.lib.format.read_magic(file)
                     shape, _, dtype = read[version](file)
                 found[name.removesuffix(".npy")] = np.broadcast_to(np.empty((), dtype), shape)
-    except (*DAMAGE, zipfile.BadZipFile, ValueError, KeyError) as error:
+    except (*BROKEN, ValueError, KeyError) as error:
         raise DataError.unexpected(
             path, f"no readable archive of plain arrays ({error})", "a .npz file without objects"
         ) from error

@@ -335,6 +335,8 @@ def _frame_of(records: object, encoder: Encoder) -> pl.DataFrame:
         records = {key: [row.get(key) for row in records] for key in keys}
     columns = getattr(records, "columns", None)
     if columns is not None:  # a pandas frame, or an object with the same interface
+        if len(set(map(str, columns))) < len(columns):
+            raise DataError.unexpected("the records", "columns of one name", "different names")
         records = {str(name): records[name] for name in columns}  # type: ignore[index]
     if not isinstance(records, Mapping) or any(
         isinstance(values, str) or not isinstance(values, Iterable) for values in records.values()

@@ -21,6 +21,7 @@ from forethought.accounting import exact
 from forethought.accounting.adaptive import NegativeBinomialTrials
 from forethought.accounting.interval import at_least, at_most
 from forethought.data import Dataset
+from forethought.data.sources import BUNDLED
 from forethought.data.synthetic import like
 from forethought.federated.federation import Federation
 from forethought.gossip.gossip import Gossip
@@ -338,6 +339,14 @@ def _public(
         raise JobError(
             f"{proxy} is the job's own {'table' if job.table(data_dir) else 'file'}, and what a "
             "rehearsal on it shows is in no ε: name a public one, or synthetic"
+        )
+    own, other = private.train.inputs, found.train.inputs
+    # Nor one in another format, or under another set's name; a basis stands behind the columns.
+    own = own[:, : other.shape[1]] if encoder is not None else own
+    if job.data.source not in BUNDLED and np.array_equal(own, other):
+        raise JobError(
+            f"{proxy} holds the job's own records, and what a rehearsal on them shows is in no ε: "
+            "name a public one, or synthetic"
         )
     return found if encoder is None or encoder.basis is None else found.with_basis(encoder.basis)
 

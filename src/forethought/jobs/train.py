@@ -153,6 +153,8 @@ def propose(
     front = None
     alternatives: tuple[Neighbour, ...] = ()
     if limits is not None:
+        if graph is not None:
+            asked = asked.with_(**graph.told("limits of a search"))
         front = pareto(
             asked,
             clip_norms=None if graph is None else graph.clip_norms,
@@ -384,6 +386,12 @@ def _saved(path: Path, loaded: Loaded) -> Plan:
         raise JobError(
             f"{path} is a plan for {plan.examples} records, the job's data have {own}: "
             "the guarantee depends on it. Plan again with: forethought plan JOB --save PLAN"
+        )
+    most = loaded.request.job.data.most_of_one_person
+    if not isinstance(plan.contribution, Persons) and plan.records_per_person < most:
+        raise JobError(
+            f"{path} promises something to {plan.records_per_person} records together, and by the "
+            f"job {most} may be one person's. Plan again with: forethought plan JOB --save PLAN"
         )
     asked, encoder = plan.preparation, loaded.dataset.encoder
     if asked is not None and asked.measures:

@@ -15,6 +15,7 @@ import hashlib
 import json
 import math
 import os
+import re
 import secrets
 import time
 from bisect import bisect_left
@@ -141,6 +142,10 @@ class Ledger:
     partition: str | None = None
     also: tuple[str, ...] = ()
     identity: str | Path | None = None
+
+    def __repr__(self) -> str:
+        url = re.sub(r"(://[^:/@]*):[^@]*@", r"\1:…@", self.url)  # notebooks show it: no password
+        return f"Ledger({url!r}, {self.data!r})"
 
     def __post_init__(self) -> None:
         require_parts(self, {"url": str, "data": str, "purpose": str})

@@ -349,8 +349,15 @@ def _names(code: CodeType) -> list[str]:
 
 
 def _code(code: CodeType) -> str:
-    constants = [_code(c) if isinstance(c, CodeType) else repr(c) for c in code.co_consts]
+    constants = [_constant(one) for one in code.co_consts]
     return f"{code.co_code.hex()} {code.co_names} {constants}"
+
+
+def _constant(value: Any) -> str:
+    if isinstance(value, CodeType):
+        return _code(value)
+    # The words of a set are in another order in every process.
+    return repr(sorted(map(repr, value))) if isinstance(value, frozenset) else repr(value)
 
 
 # One run at a time in a folder: the lock ends with its process, even if the process is killed.

@@ -891,7 +891,7 @@ def _design_effect(a: HeldOutAnswers, persons: NDArray[Any]) -> float:
     sums = np.zeros((owners.max() + 1, gaps.shape[1]))
     np.add.at(sums, owners, gaps)
     own = np.square(gaps).sum(axis=0)
-    return max(1.0, *(np.square(sums).sum(axis=0)[own > 0] / own[own > 0]).tolist())
+    return max([1.0, *(np.square(sums).sum(axis=0)[own > 0] / own[own > 0]).tolist()])
 
 
 def _wider(figure: Figure, effect: float, name: str) -> Figure:

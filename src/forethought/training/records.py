@@ -707,7 +707,7 @@ class CentredRecords(MappedRecords):
 
 
 # The slack of a budget, which covers how far other versions and machines may compute another ε.
-_SLACK = 1e-3
+SLACK = 1e-3
 
 
 def require_within_budget(plan: Plan) -> None:
@@ -720,7 +720,7 @@ def require_within_budget(plan: Plan) -> None:
     if budget is None:
         return
     spent = exact.epsilon(plan.mechanism, budget.delta, plan.records_per_person).upper
-    if spent > budget.epsilon * (1 + _SLACK):
+    if spent > budget.epsilon * (1 + SLACK):
         raise ValueError(
             f"the plan spends epsilon {at_most(spent)} at delta {budget.delta:.3g}, and its budget "
             f"is {budget.epsilon:g}: plan again with forethought.plan, or drop the budget with "

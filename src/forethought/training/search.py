@@ -27,6 +27,7 @@ from typing import Any, Literal, Unpack, get_args
 import torch
 
 from forethought.accounting import adaptive, exact
+from forethought.accounting.interval import at_most
 from forethought.accounting.statement import SCORE, About, Randomness, Statement, account
 from forethought.data import Dataset as LoadedData
 from forethought.data.dataset import PersonRows
@@ -64,6 +65,7 @@ from forethought.training.folder import (
 )
 from forethought.training.metrics import Event, Metrics, evaluate
 from forethought.training.records import (
+    SLACK,
     CoincidingRecordsError,
     arranged,
     as_rows,
@@ -133,6 +135,30 @@ class Tuned:
     def model(self) -> torch.nn.Module:
         """The best trial's model."""
         return self.run.model
+
+
+def _require_within_budgets(
+    plans: Sequence[Plan], trials: adaptive.Trials, score_noise: float | None
+) -> None:
+    """Refuse candidates whose whole search spends more than the budget that they name.
+
+    Raises:
+        ValueError: it does, as where each candidate was planned to spend the budget alone.
+    """
+    every = [plan.mechanism for plan in plans]
+    for plan in dict.fromkeys(plans):
+        budget = plan.budget
+        if budget is None:
+            continue
+        terms = plan.mechanism, every, trials, score_noise, budget.delta
+        details = adaptive.selection_details(*terms)
+        spent = adaptive.selection_interval(plan.mechanism, budget.delta, 1, details).upper
+        if spent > budget.epsilon * (1 + SLACK):
+            raise ValueError(
+                f"the search spends epsilon {at_most(spent)} at delta {budget.delta:.3g}, and the "
+                f"budget of its candidates is {budget.epsilon:g}: make them with "
+                "forethought.plan_tuning, or drop the budget with plan.with_(budget=None)"
+            )
 
 
 def tune(  # noqa: C901, PLR0915
@@ -227,6 +253,7 @@ def tune(  # noqa: C901, PLR0915
         score_noise = real("score_noise", score_noise, above=0)
     selection = selection_of(plans, trials, scoring, score_noise)
     score_noise = selection.score_noise
+    _require_within_budgets(plans, trials, score_noise)
     require_files(files or {})
     folder = None if out is None else RunFolder(out)
     with contextlib.ExitStack() as kept:

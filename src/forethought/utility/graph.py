@@ -248,10 +248,6 @@ class UtilityGraph(Stored):
         """
         choice = self.choose(tolerance, margin)
         training = self.training
-        whose = {
-            "released": "on data released for it",
-            "private": "on the private data, without accounting for it",
-        }.get(self.source, f"on {self.source} data")
         return {
             "clip_norm": choice.clip_norm,
             "clip_rule": training.clip.rule,
@@ -260,11 +256,17 @@ class UtilityGraph(Stored):
             "learning_rate": training.optimizer.learning_rate,
             "options": dict(training.optimizer.options),
             "schedule": training.schedule,
-            "hyperparameters": Caveat(
-                "utility-graph", f"{whose} (tolerated loss of accuracy {tolerance:.0%})"
-            ),
-            "not_covered": self.not_covered,
+            **self.told(f"tolerated loss of accuracy {tolerance:.0%}"),
         }
+
+    def told(self, how: str) -> dict[str, Any]:
+        """The words of a Statement on a plan that was chosen by the graph, and ``how``."""
+        whose = {
+            "released": "on data released for it",
+            "private": "on the private data, without accounting for it",
+        }.get(self.source, f"on {self.source} data")
+        chosen = Caveat("utility-graph", f"{whose} ({how})")
+        return {"hyperparameters": chosen, "not_covered": self.not_covered}
 
 
 def increasing(name: str, values: Sequence[float]) -> tuple[float, ...]:

@@ -839,7 +839,10 @@ class Plan(serialisation.Stored):
             ) from None
         privacy = Privacy(mechanism, examples, delta, clip, contribution, **of_privacy)
         settle(self, privacy=privacy, use=replace(use, **given))
-        settle(self, hyperparameters=choice(hyperparameters), not_covered=caveats(not_covered))
+        held = caveats(not_covered)
+        if not isinstance(privacy.contribution, Persons):  # it no longer counts persons
+            held = tuple(one for one in held if one.code != "persons")
+        settle(self, hyperparameters=choice(hyperparameters), not_covered=held)
         settle(self, reasons=pairs)
 
     @property
