@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from datetime import date, datetime, time
 
 import numpy as np
@@ -12,7 +13,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forethought.data import DataError, Encoder, TableSchema
-from forethought.data.columns import Category, Date, Number, Outside, UndeclaredError, column
+from forethought.data.columns import (
+    Category,
+    Date,
+    Number,
+    Outside,
+    UndeclaredError,
+    column,
+    outward,
+)
 
 WORDS = ["A", "B", "", "?", "other", "NA", " A ", "C"]
 
@@ -305,3 +314,19 @@ def test_a_code_hides_no_other_entry_and_is_read_as_the_file_writes_numbers() ->
     assert len(set(found.tolist())) == 3 and found[0] < found[1] < found[2]
     with pytest.raises(UndeclaredError, match="finite number"):
         made.encode("file", "x", pl.Series(["1,5", "unknown?"]), 1, Outside())
+
+
+def test_a_midnight_is_a_time_too():
+    form = "%Y-%m-%d %H:%M:%S"
+    kind = column("d", {"date": ["2010-01-01", "2029-12-31"], "format": form})
+    entries = pl.Series("d", ["2015-03-01 10:00:00", "2015-03-02 00:00:00"])
+    assert len(np.unique(kind.encode("t", "d", entries, 0, Outside()), axis=0)) == 2
+    first, last = datetime(2010, 1, 1), datetime(2020, 1, 1)
+    assert column("d", {"date": [first, last]}).describe().endswith("2010-01-01 to 2020-01-01")
+    with pytest.raises(UndeclaredError):
+        column("d", {"date": ["2010-01-01", "2029-12-31"], "format": 5})
+
+
+def test_the_largest_number_has_a_range():
+    low, high = outward(0.0, sys.float_info.max, True)
+    assert low == 0 and math.isfinite(float(high))

@@ -61,6 +61,9 @@ def test_a_jobs_own_file_or_a_copy_of_it_is_no_public_proxy(job: Path, tmp_path:
     for proxy in (own, copy):
         with pytest.raises(JobError, match="own file"):
             utility_of(loaded, f"npz:{proxy}", {})
+    np.savez_compressed(copy, **np.load(own))
+    with pytest.raises(JobError, match="own records"):
+        utility_of(loaded, f"npz:{copy}", {})
 
 
 @pytest.mark.parametrize(

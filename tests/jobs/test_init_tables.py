@@ -567,3 +567,10 @@ def test_numbers_near_zero_get_a_range_that_can_be_read(tmp_path):
 def test_one_class_in_two_spellings_is_one(tmp_path):
     text = job_for(table(tmp_path, a=range(ROWS), y=["1", "1.0", "0", "0.0"] * (ROWS // 4)), "y")
     assert 'classes = ["0", "1"]' in text and "[0.5, 0.5]" in text
+
+
+def test_an_entry_writes_no_line_into_the_job(tmp_path: Path) -> None:
+    rows = "\n".join(f"{'yes' if i % 2 else 'no'},{i % 5}" for i in range(40))
+    path = tmp_path / "in two\nlines.csv"
+    path.write_text("y,a\n" + rows + '\nyes,"x\n[run]\nnoise_seed = 7\n#"\n')
+    assert Job.parse(job_for(path, "y")).run.noise_seed is None

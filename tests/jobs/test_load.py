@@ -16,8 +16,11 @@ from forethought.cli import app
 from forethought.data import load
 from forethought.jobs.job import JobError, from_file
 from forethought.jobs.load import load_job
+from forethought.jobs.public_proxy import utility_of
+from forethought.jobs.train import prepare, propose
 from forethought.models import build
 from forethought.planning.plan_request import noise_borne
+from forethought.utility.graph import LEAKS
 
 READ = ("classes are those found", "classes or values", "highest index")
 
@@ -62,6 +65,25 @@ def test_a_saved_plan_keeps_what_loading_read(job: Path, tmp_path: Path) -> None
     assert named(list(ft.account(plan).not_covered)) == set(READ)
     best = json.loads(run("plan", job, "--pareto", "--max-epsilon", 3, "--json"))["plan"]
     assert named(list(ft.Plan.from_dict(best).not_covered)) == set(READ)
+
+
+def test_a_plan_for_one_row_does_not_run_where_several_are_one_persons(
+    job: Path, tmp_path: Path
+) -> None:
+    propose(from_file(job)).plan.save(tmp_path / "plan.json")
+    job.write_text(job.read_text().replace("[data]", "[data]\nrecords_per_person = 4"))
+    with pytest.raises(JobError, match="may be one"):
+        prepare(from_file(job), saved_plan=tmp_path / "plan.json")
+
+
+def test_a_search_by_a_graph_of_private_data_says_so(job: Path, tmp_path: Path) -> None:
+    request = from_file(job)
+    known = {"clip_norms": (0.1, 1.0), "noise_multipliers": (0.5, 2.0), "draws": 2}
+    known |= {"batch": 40, "epochs": 1}
+    utility_of(load_job(request), None, known, leaks=True).save(tmp_path / "graph.json")
+    limits = {"epsilon": 8.0, "rounds": None, "gradients": None}
+    found = propose(request, utility=tmp_path / "graph.json", limits=limits).plan
+    assert LEAKS in found.not_covered and "private data" in str(found.hyperparameters)
 
 
 @pytest.mark.slow

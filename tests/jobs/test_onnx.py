@@ -292,3 +292,17 @@ def test_without_the_extra_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, onnx_export.__name__)
     with pytest.raises(JobError, match="pip install"):
         import_module(onnx_export.__name__)
+
+
+def test_codes_and_other_spellings_mean_in_the_file_what_they_mean_here(tmp_path: Path) -> None:
+    about = {"categories": ["1", "2"], "codes": [-9], "missing": "category", "other": True}
+    day = {"date": ["1990-01-01", "2029-12-31"], "codes": [0], "missing": "middle"}
+    schema = TableSchema({"a": [0, 10], "c": about, "d": day})
+    made = predictor(tmp_path, encoder={"columns": tuple(schema.parsed().items())})
+    words = ["1", "-9", "-9.0", "7", "2.0", "TRUE", "1"]
+    days = [date(2005, 1, 1)] * 6 + [date(2000, 1, 1)]
+    rows = pl.DataFrame({"a": [5.0] * 7, "c": words, "d": days})
+    numbers = np.array([(one - date(2000, 1, 1)).days for one in days], dtype=np.float64)
+    told = {"a": np.full(7, 5.0), "c": np.array(words, dtype=object), "d": numbers}
+    found = written(made, tmp_path).run(["probabilities"], told)[0]
+    np.testing.assert_allclose(found, made.predict_proba(rows), atol=1e-6)

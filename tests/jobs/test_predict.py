@@ -646,3 +646,10 @@ def test_models_of_a_regression_are_compared_by_r_squared(
     assert of["additive"] > 0.5 > 0.2 > of["linear"]
     assert command("compare", str(job), "--models", "linear,additive", "--repeats", "2") == 0
     assert "Always saying the mean: R² 0.000" in capsys.readouterr().out
+
+
+def test_a_frame_with_two_columns_of_one_name_is_refused(trained: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame([[1.0, 2.0]] * 2, columns=["a", "a"])
+    with pytest.raises(DataError, match="different names"):
+        ft.load(trained / "run").predict(frame)

@@ -413,11 +413,8 @@ def test_what_is_of_another_kind_is_refused_before_a_trial(odd: dict[str, Any]) 
     assert not begun
 
 
-def test_candidates_that_spend_the_budget_each_are_refused() -> None:
-    known = {"examples": 300, "model": nn.Linear(4, 2), "shape": (4,), "centre": False}
-    known |= {"budget": ft.Budget(3.0, 1e-5), "epochs": 2}
-    rates = (0.1, 1.0)
-    records = torch.zeros(300, 4), torch.zeros(300, dtype=torch.long)
-    plans = [ft.plan(**known, learning_rate=rate) for rate in rates]
-    with pytest.raises(ValueError, match="plan_tuning"):
-        tune(lambda: nn.Linear(4, 2), records, plans, trials=TRIALS, holdout=records, seed=1)
+def test_who_searches_among_plans_that_spend_the_budget_each_is_warned() -> None:
+    known = {"examples": 200, "model": model(), "budget": ft.Budget(3.0, 1e-5), "epochs": 2}
+    plans = [ft.plan(**known, learning_rate=rate, centre=False) for rate in (0.1, 1.0)]
+    with pytest.warns(UserWarning, match="plan_tuning"):
+        tune(model, data(), plans, trials=TRIALS, holdout=data(1), seed=3)

@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, replace
 from functools import partial
@@ -137,13 +138,12 @@ class Tuned:
         return self.run.model
 
 
-def _require_within_budgets(
+def _warn_of_overspending(
     plans: Sequence[Plan], trials: adaptive.Trials, score_noise: float | None
 ) -> None:
-    """Refuse candidates whose whole search spends more than the budget that they name.
+    """Warn of a search that spends more than the budget that its candidates name.
 
-    Raises:
-        ValueError: it does, as where each candidate was planned to spend the budget alone.
+    So it does where each candidate was planned to spend the budget alone.
     """
     every = [plan.mechanism for plan in plans]
     for plan in dict.fromkeys(plans):
@@ -154,11 +154,13 @@ def _require_within_budgets(
         details = adaptive.selection_details(*terms)
         spent = adaptive.selection_interval(plan.mechanism, budget.delta, 1, details).upper
         if spent > budget.epsilon * (1 + SLACK):
-            raise ValueError(
+            warnings.warn(
                 f"the search spends epsilon {at_most(spent)} at delta {budget.delta:.3g}, and the "
-                f"budget of its candidates is {budget.epsilon:g}: make them with "
-                "forethought.plan_tuning, or drop the budget with plan.with_(budget=None)"
+                f"budget of its candidates is {budget.epsilon:g}: the statement says so. To stay "
+                "within it make them with forethought.plan_tuning",
+                stacklevel=3,
             )
+            return
 
 
 def tune(  # noqa: C901, PLR0915
@@ -253,7 +255,7 @@ def tune(  # noqa: C901, PLR0915
         score_noise = real("score_noise", score_noise, above=0)
     selection = selection_of(plans, trials, scoring, score_noise)
     score_noise = selection.score_noise
-    _require_within_budgets(plans, trials, score_noise)
+    _warn_of_overspending(plans, trials, score_noise)
     require_files(files or {})
     folder = None if out is None else RunFolder(out)
     with contextlib.ExitStack() as kept:
