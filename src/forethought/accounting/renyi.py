@@ -35,7 +35,7 @@ ORDERS: tuple[float, ...] = (
 LIFT = 1 + 1e-11
 # Of noise outside these, the divergence without sampling is used: integrals would take as many
 # points as memory has, or leave the doubles.
-LEAST, MOST = 0.05, 1e100
+LEAST, MOST = 0.015, 1e100
 
 
 @dataclass(frozen=True)

@@ -839,10 +839,7 @@ class Plan(serialisation.Stored):
             ) from None
         privacy = Privacy(mechanism, examples, delta, clip, contribution, **of_privacy)
         settle(self, privacy=privacy, use=replace(use, **given))
-        held = caveats(not_covered)
-        if not isinstance(privacy.contribution, Persons):  # it no longer counts persons
-            held = tuple(one for one in held if one.code != "persons")
-        settle(self, hyperparameters=choice(hyperparameters), not_covered=held)
+        settle(self, hyperparameters=choice(hyperparameters), not_covered=caveats(not_covered))
         settle(self, reasons=pairs)
 
     @property
@@ -931,7 +928,13 @@ class Plan(serialisation.Stored):
             if "mechanism" not in changes and any(part.groups for part in training):
                 parts = (replace(part, groups=changes["groups"]) for part in training)
                 changes["mechanism"] = Mechanism(*parts, adjacency=training.adjacency)
-        return Plan(**{**values, **changes})
+        made = Plan(**{**values, **changes})
+        persons = isinstance(self.contribution, Persons), isinstance(made.contribution, Persons)
+        if persons != (True, False) or "not_covered" in changes:
+            return made
+        # It no longer counts persons.
+        left = [note for note in made.not_covered if note.code != "persons"]
+        return made.remade(not_covered=left)
 
     @classmethod
     def _restore(cls, values: dict[str, Any]) -> Plan:
