@@ -349,7 +349,7 @@ def _names(code: CodeType) -> list[str]:
 
 
 def _code(code: CodeType) -> str:
-    constants = [_constant(one) for one in code.co_consts]
+    constants = list(map(_constant, code.co_consts))
     return f"{code.co_code.hex()} {code.co_names} {constants}"
 
 

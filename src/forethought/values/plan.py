@@ -932,8 +932,10 @@ class Plan(serialisation.Stored):
         persons = isinstance(self.contribution, Persons), isinstance(made.contribution, Persons)
         if persons != (True, False) or "not_covered" in changes:
             return made
-        # It no longer counts persons.
-        left = [note for note in made.not_covered if note.code != "persons"]
+        left = list(made.not_covered)
+        for note in made.not_covered:
+            if note.code == "persons":  # it no longer counts them
+                left.remove(note)
         return made.remade(not_covered=left)
 
     @classmethod
