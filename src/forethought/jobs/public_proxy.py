@@ -6,8 +6,8 @@ data's shape. Of the private data itself they use only its shape, classes and si
 
 from __future__ import annotations
 
-import filecmp
 import math
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
@@ -335,19 +335,21 @@ def _public(
     public = job.with_("data", source=proxy, test=None, **left)
     found, encoder = public.load_data(data_dir), private.encoder
     pairs = product(job.files(data_dir), public.files(data_dir))
-    if any(filecmp.cmp(*pair, shallow=False) for pair in pairs):  # a copy is no public one, either
+    if any(own.samefile(other) for own, other in pairs):
         raise JobError(
             f"{proxy} is the job's own {'table' if job.table(data_dir) else 'file'}, and what a "
             "rehearsal on it shows is in no ε: name a public one, or synthetic"
         )
     own, other = private.train.inputs, found.train.inputs
-    # Nor one in another format, or under another set's name; a basis stands behind the columns.
-    own = own[:, : other.shape[1]] if encoder is not None else own
+    own = own[:, : other.shape[1]] if encoder is not None else own  # a basis stands behind these
     if job.data.source not in BUNDLED and np.array_equal(own, other):
-        raise JobError(
+        words = (
             f"{proxy} holds the job's own records, and what a rehearsal on them shows is in no ε: "
             "name a public one, or synthetic"
         )
+        if ":" not in proxy:  # the job's own files in the place of a named set's
+            raise JobError(words)
+        warnings.warn(words, stacklevel=3)
     return found if encoder is None or encoder.basis is None else found.with_basis(encoder.basis)
 
 
