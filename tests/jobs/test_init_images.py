@@ -17,9 +17,9 @@ from forethought.cli import app
 from forethought.data import DataError, features_of, load
 from forethought.jobs import onnx_export
 from forethought.jobs.init import holds_arrays, job_for_arrays
-from forethought.jobs.job import Job, from_file
+from forethought.jobs.job import Job, JobError, JobRequest, from_file
 from forethought.jobs.load import ModelCard, load_job
-from forethought.jobs.public_proxy import rehearse_job
+from forethought.jobs.public_proxy import rehearse_job, utility_of
 
 BYTES = np.random.default_rng(0).integers(0, 256, (40, 12, 12, 3), dtype=np.uint8)
 LABELS = np.arange(40) % 2
@@ -229,3 +229,11 @@ def test_a_model_of_pixels_needs_nothing_before_it():
         card = Card()
 
     assert onnx_export.before(Predictor()) == {}  # type: ignore[arg-type]
+
+
+def test_ones_own_idx_files_are_no_other_sets(tmp_path):
+    text = job_for_arrays(idx(tmp_path)).replace('features = "scattering"', 'features = "pixels"')
+    request = JobRequest("own", text, Job.parse(text))
+    for proxy in ("mnist", "fashion-mnist"):
+        with pytest.raises(JobError, match="own records"):
+            utility_of(load_job(request), proxy, {})
