@@ -49,7 +49,7 @@ torch.func.grad(torch.sum)(torch.ones(3))
 """
 
 
-@pytest.mark.skipif(torch.__version__ >= "2.9", reason="only torch 2.8 imports its compiler there")
+@pytest.mark.skipif(torch.__version__ >= (2, 9), reason="only torch 2.8 imports its compiler there")
 def test_a_pass_does_not_break_the_compiler_that_torch_imports_inside_it() -> None:
     subprocess.run([sys.executable, "-W", "ignore", "-c", TRANSFORMING], check=True)
 

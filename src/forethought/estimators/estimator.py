@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import sys
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any, ClassVar, NamedTuple, Self, get_args
 
@@ -37,6 +36,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from forethought.accounting.statement import Statement
 from forethought.convex import DescentPlan
+from forethought.ledger.paid_run import Ledger
 from forethought.planning.defaults import default_delta
 from forethought.planning.solve import plan
 from forethought.rounds.contributions import Loss
@@ -492,10 +492,8 @@ class PrivateEstimator(_TakesSparseRows):
         for name in ("statement_", "plan_"):
             if name in state:
                 state[name] = state[name].to_json()
-        ledger: Any = self.ledger
-        url = getattr(ledger, "url", None)
-        if "statement_" in state and isinstance(url, str):  # a password is not for who gets a model
-            state["ledger"] = replace(ledger, url=re.sub(r"(://[^:/@]*):[^@]*@", r"\1@", url))
+        if "statement_" in state and isinstance(self.ledger, Ledger):
+            state["ledger"] = self.ledger.without_password()
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:

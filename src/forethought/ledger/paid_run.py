@@ -143,9 +143,12 @@ class Ledger:
     also: tuple[str, ...] = ()
     identity: str | Path | None = None
 
-    def __repr__(self) -> str:
-        url = re.sub(r"(://[^:/@]*):[^@]*@", r"\1:…@", self.url)  # notebooks show it: no password
-        return f"Ledger({url!r}, {self.data!r})"
+    def __repr__(self) -> str:  # which notebooks show and keep
+        return f"Ledger({self.without_password().url!r}, {self.data!r})"
+
+    def without_password(self) -> Ledger:
+        """The same ledger without its database's password, for whoever gets a model."""
+        return replace(self, url=re.sub(r"(://[^:/@]*):[^@]*@", r"\1@", self.url))
 
     def __post_init__(self) -> None:
         require_parts(self, {"url": str, "data": str, "purpose": str})
