@@ -88,7 +88,8 @@ class Script:
             if isinstance(what, Arrived):
                 came.append((what.sender, what.message.round, float(what.message.vector.sum())))
             else:
-                came.append((what.sender, -1, 0.0))
+                assert "worker 0 was refused" in what.text
+                came.append((0, -1, 0.0))
 
         links.start(deliver)
         while not here.stop():
