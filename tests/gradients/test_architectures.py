@@ -320,7 +320,8 @@ def max_pools_of_every_form() -> Case:
         alone = torch.stack([F.max_pool2d(image, 3, stride=2) for image in y])  # no batch dimension
         five = F.max_pool2d(F.max_pool2d(y.unsqueeze(1).flatten(0, 1), 2), kernel_size=2)
         parts = (F.max_pool2d(y, 3, padding=1), back, wide, alone, five)
-        return torch.stack([part.square().flatten(1).sum(1) for part in parts], 1)
+        viewed = F.max_pool2d(y, 2).view(len(y), -1)  # as models of the field flatten
+        return torch.stack([part.square().flatten(1).sum(1) for part in (*parts, viewed)], 1)
 
     return Run(forward, first=nn.Conv2d(2, 4, 3), second=nn.Conv2d(4, 3, 2)), randn(B, 2, 11, 10)
 

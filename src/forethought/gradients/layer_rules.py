@@ -418,7 +418,8 @@ def _max_pool(mode: VmapMode, func: Any, input: Tensor, *args: Any, **kwargs: An
         return NotImplemented
     with boundary.outside():
         images = whole.flatten(0, -4).contiguous(memory_format=torch.channels_last)
-        found = func(images, *args, **kwargs)
+        # A model may view what was pooled as rows, which channels last do not allow.
+        found = func(images, *args, **kwargs).contiguous()
         found = found.view(*whole.shape[:-3], *found.shape[-3:])
     return boundary.lane(found, 0, mode.level)
 
