@@ -219,3 +219,22 @@ def _words(folder: Path) -> dict[str, set[str]]:
 def test_a_damaged_line_of_an_original_file(real_data: Path):
     with pytest.raises(DataError, match=r"adult\.test\.gz: found 1"):
         load("csv:uci/adult.test.gz", folder=real_data, label="14")
+
+
+def test_one_word_in_several_spellings_is_one_category(write):
+    rows = [f"{word},{i % 2}" for i, word in enumerate(["True", "TRUE", "false", "False"] * 10)]
+    data = load(write("\n".join(["smoker,y", *rows]) + "\n"), label="y")
+    assert len(data.encoder.titles) == 2
+    assert both(data)[0].sum(axis=0).tolist() == [20, 20]
+
+
+@pytest.mark.parametrize("kind", ["csv", "npz", "svmlight"])
+def test_values_that_single_precision_cannot_hold_are_refused(write, kind):
+    values = [1e39 * i for i in range(40)]
+    if kind == "npz":
+        np.savez("t.npz", x=np.ones((40, 2)), y=np.array(values))
+    text = {"csv": "x,y\n" + "".join(f"1,{one}\n" for one in values)}
+    text["svmlight"] = "".join(f"{one} 1:2\n" for one in values)
+    source = "npz:t.npz" if kind == "npz" else write(text[kind]).replace("csv", kind, 1)
+    with pytest.raises(DataError, match="label 1e"):
+        load(source, label="y" if kind == "csv" else None, task="regression")

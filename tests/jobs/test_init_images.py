@@ -235,5 +235,5 @@ def test_ones_own_idx_files_are_no_other_sets(tmp_path):
     text = job_for_arrays(idx(tmp_path)).replace('features = "scattering"', 'features = "pixels"')
     request = JobRequest("own", text, Job.parse(text))
     for proxy in ("mnist", "fashion-mnist"):
-        with pytest.raises(JobError, match="own records"):
+        with pytest.raises(JobError, match="may be anybody"):
             utility_of(load_job(request), proxy, {})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from datetime import date, time, timedelta
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from typer.testing import CliRunner
 from forethought.cli import app
 from forethought.data import DataError
 from forethought.data.columns import outward
-from forethought.jobs.init import ALL_DROPPED, job_for
+from forethought.jobs.init import ALL_DROPPED, job_for, job_for_arrays
 from forethought.jobs.job import Job
 
 ROWS = 900
@@ -574,3 +575,25 @@ def test_an_entry_writes_no_line_into_the_job(tmp_path: Path) -> None:
     path = tmp_path / "in two\nlines.csv"
     path.write_text("y,a\n" + rows + '\nyes,"x\n[run]\nnoise_seed = 7\n#"\n')
     assert Job.parse(job_for(path, "y")).run.noise_seed is None
+
+
+def test_rows_without_a_label_are_left_out_beside_a_class_called_none(tmp_path):
+    labels = [("yes", "none", "")[i % 3] for i in range(90)]
+    rows = [f"{i * i % 31},{label}" for i, label in enumerate(labels)]
+    (tmp_path / "t.csv").write_text("\n".join(["size,pain", *rows]) + "\n")
+    job = Job.parse(job_for(tmp_path / "t.csv", "pain"))
+    assert job.data.classes == ("none", "yes")
+    data = job.load_data()
+    assert len(data.train) + len(data.test) == 60
+
+
+@pytest.mark.skipif(os.name == "nt", reason="names of files are no bytes there")
+@pytest.mark.parametrize("make", [job_for, job_for_arrays])
+def test_a_file_whose_name_no_job_can_hold_is_told_of(tmp_path, make):
+    try:
+        path = Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9.npz"))
+        path.write_bytes(b"size,pain\n1,yes\n2,no\n")
+    except OSError:
+        pytest.skip("this file system takes no such names")
+    with pytest.raises(DataError, match="rename it"):
+        make(path)

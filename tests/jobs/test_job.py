@@ -8,6 +8,9 @@ import pytest
 
 import forethought as ft
 from forethought.jobs.job import Job, JobError
+from forethought.ledger.book import Account, BookError
+from forethought.ledger.identity import new_key
+from forethought.ledger.store import create, open_book
 
 GOOD = """\
 [data]
@@ -117,3 +120,29 @@ def test_a_planner_s_keyword_is_found_by_its_name_elsewhere(wrong: str, right: s
     assert right in str(refused.value)
     with pytest.raises(TypeError, match="such as examples="):
         ft.plan(1000, budget=ft.Budget(1.0, 1e-5))
+
+
+@pytest.mark.slow
+def test_the_ledger_is_asked_about_the_records_of_the_test_file_too(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'books.db'}"
+    create(url, actor="owner").close()
+    new_key(tmp_path / "key")
+    book = open_book(url, actor="owner")
+    for name in ("one", "two"):
+        book.open_account(Account(name, ft.Budget(8.0, 1e-5)))
+    book.close()
+    for part, start in (("a", 0), ("b", 100), ("c", 200)):
+        rows = [f"{i},{i % 2}\n" for i in range(start, start + 60)]
+        (tmp_path / f"{part}.csv").write_text("".join(["x,y\n", *rows]))
+    paid = {"url": url, "identity": tmp_path / "key"}
+
+    def recognised(account: str, source: str, test: str) -> None:
+        data = {"source": f"csv:{source}.csv", "test": f"{test}.csv", "label": "y"}
+        data["columns"] = {"x": [0, 300]}
+        data["classes"] = [0, 1]
+        job = Job(data=data, ledger={**paid, "data": account})
+        job.recognise(tmp_path, job.load_data(tmp_path))
+
+    recognised("one", "a", "b")
+    with pytest.raises(BookError, match="'one'"):
+        recognised("two", "c", "b")

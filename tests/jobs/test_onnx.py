@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 
 import forethought as ft
 from forethought.cli import app
-from forethought.data.columns import Encoder, TableSchema
+from forethought.data.columns import Encoder, PlainNumber, TableSchema
 from forethought.jobs import onnx_export
 from forethought.jobs.job import JobError
 from forethought.jobs.load import ModelCard
@@ -164,6 +164,25 @@ def test_several_labels_have_a_probability_each(tmp_path: Path) -> None:
     likely, found = written(made, tmp_path).run(["probabilities", "prediction"], given(ROWS))
     assert np.allclose(likely, made.predict_proba(frame(ROWS)), atol=1e-6)
     assert found.tolist() == made.predict(frame(ROWS)).tolist()
+    with torch.no_grad():
+        for weights in made.model.parameters():
+            weights.zero_()
+    session = onnxruntime.InferenceSession(
+        onnx_export.whole_model(made, onnx_export.network_of(made)).SerializeToString()
+    )
+    (level,) = session.run(["prediction"], given(ROWS))
+    assert level.tolist() == made.predict(frame(ROWS)).tolist()  # an output of 0 is no label
+
+
+@pytest.mark.slow
+def test_a_number_beyond_single_precision_has_no_answer(tmp_path: Path) -> None:
+    columns = tuple((name, PlainNumber()) for name in ("a", "b"))
+    made = predictor(tmp_path, encoder={"columns": columns})
+    with pytest.raises(ft.errors.DataError):
+        made.predict({"a": [1e39], "b": [1.0]})
+    told = {"a": np.array([1.0, 1e39]), "b": np.ones(2)}
+    likely, names = written(made, tmp_path).run(["probabilities", "prediction"], told)
+    assert np.isnan(likely[1]).all() and names[0] != "" and names[1] == ""
 
 
 @pytest.mark.slow
@@ -295,14 +314,14 @@ def test_without_the_extra_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_codes_and_other_spellings_mean_in_the_file_what_they_mean_here(tmp_path: Path) -> None:
-    about = {"categories": ["1", "2"], "codes": [-9], "missing": "category", "other": True}
+    about = {"categories": ["1", "2", "0"], "codes": [-9], "missing": "category", "other": True}
     day = {"date": ["1990-01-01", "2029-12-31"], "codes": [0], "missing": "middle"}
     schema = TableSchema({"a": [0, 10], "c": about, "d": day})
     made = predictor(tmp_path, encoder={"columns": tuple(schema.parsed().items())})
-    words = ["1", "-9", "-9.0", "7", "2.0", "TRUE", "1"]
-    days = [date(2005, 1, 1)] * 6 + [date(2000, 1, 1)]
-    rows = pl.DataFrame({"a": [5.0] * 7, "c": words, "d": days})
+    words = ["1", "-9", "-9.0", "7", "2.0", "TRUE", "-0.0", "1"]
+    days = [date(2005, 1, 1)] * 7 + [date(2000, 1, 1)]
+    rows = pl.DataFrame({"a": [5.0] * 8, "c": words, "d": days})
     numbers = np.array([(one - date(2000, 1, 1)).days for one in days], dtype=np.float64)
-    told = {"a": np.full(7, 5.0), "c": np.array(words, dtype=object), "d": numbers}
+    told = {"a": np.full(8, 5.0), "c": np.array(words, dtype=object), "d": numbers}
     found = written(made, tmp_path).run(["probabilities"], told)[0]
     np.testing.assert_allclose(found, made.predict_proba(rows), atol=1e-6)

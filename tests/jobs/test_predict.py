@@ -25,7 +25,7 @@ from forethought.cli import main
 from forethought.data import DataError
 from forethought.data.tables import SuspiciousDataWarning
 from forethought.jobs.init import job_for
-from forethought.jobs.job import Job, JobError, from_file
+from forethought.jobs.job import Job, JobError, JobRequest, from_file
 from forethought.jobs.load import load_job
 from forethought.jobs.predict import Predictor
 from forethought.jobs.public_proxy import rehearse_job
@@ -33,6 +33,8 @@ from forethought.jobs.train import prepare
 from forethought.jobs.train import run as run_job
 
 HEAD = ["patient_id", "age", "bmi", "creatinine", "platelets", "ward", "admitted", "zip", "died"]
+
+STATEMENT = ft.account(ft.Mechanism(ft.Rounds(1.0, 10, ft.Poisson(0.1))), 1e-5)
 
 
 def hospital(path: Path, count: int, seed: int = 0) -> Path:
@@ -653,3 +655,15 @@ def test_a_frame_with_two_columns_of_one_name_is_refused(trained: Path) -> None:
     frame = pandas.DataFrame([[1.0, 2.0]] * 2, columns=["a", "a"])
     with pytest.raises(DataError, match="different names"):
         ft.load(trained / "run").predict(frame)
+
+
+def test_a_model_of_a_file_without_names_predicts_for_such_a_file(tmp_path: Path) -> None:
+    rows = [f"{i % 7},{'AB'[i % 2]},{'yn'[i % 2]}\n" for i in range(80)]
+    (tmp_path / "t.csv").write_text("".join(rows))
+    data = {"source": f"csv:{tmp_path / 't.csv'}", "label": "2"}
+    job = Job(data=data, budget={"epsilon": 8.0, "delta": 1e-3}, training={"rounds": 2})
+    loaded = load_job(JobRequest("t", "", job))
+    made = Predictor(loaded.model, loaded.card(), STATEMENT, tmp_path)
+    (tmp_path / "new.csv").write_text("1,A\n2,B\n")
+    named = made.predict_proba({"0": [1, 2], "1": ["A", "B"]})
+    assert made.predict_proba(tmp_path / "new.csv").tolist() == named.tolist()

@@ -151,3 +151,10 @@ def test_what_is_no_table_is_refused_in_words(tmp_path: Path) -> None:
         rows(3, {"a"})
     with pytest.raises(OSError, match=r"none\.csv"):
         rows(tmp_path / "none.csv", {"a"})
+
+
+@pytest.mark.parametrize("kind", [pl.Categorical, pl.Enum(["10", "NA", "20"])])
+def test_words_from_a_list_are_read_as_text(kind: Any) -> None:
+    read = rows(pl.DataFrame({"a": pl.Series(["10", "NA", "20"], dtype=kind)}), ["a"])
+    assert read.words("a", "skip").tolist() == ["10", "", "20"]
+    assert read.numbers("a", "skip")[::2].tolist() == [10, 20]

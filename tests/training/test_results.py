@@ -246,3 +246,17 @@ def test_outputs_are_those_of_evaluation():
     outputs = outputs_of(model, inputs)
     assert outputs.shape == (5000, 2) and np.ptp(outputs, axis=0).max() < 1e-6
     assert model.training and model[1].training and not model[2].training
+
+
+def test_outputs_of_large_records_are_made_of_few_at_a_time():
+    class Counting(torch.nn.Linear):
+        most = 0
+
+        def forward(self, rows):
+            self.most = max(self.most, len(rows))
+            return super().forward(rows[:, :1])
+
+    model = Counting(1, 2)
+    assert outputs_of(model, torch.ones(1, 1).expand(9, 1 << 22)).shape == (9, 2)
+    assert model.most <= 4
+    assert outputs_of(model, torch.ones(1, 1).expand(3, 1 << 28)).shape == (3, 2)  # one at a time

@@ -52,6 +52,7 @@ class Seen:
 
     rows: int = 0
     missing: int = 0
+    #: The words that stand for a missing entry, and "" where there is none at all.
     blanks: set[str] = field(default_factory=set)
     numbers: int = 0
     low: float = math.inf
@@ -80,7 +81,7 @@ class Seen:
         text = entries.cast(pl.String).str.strip_chars()
         absent = text.is_null() | text.str.to_lowercase().is_in(list(MISSING_WORDS))
         self.missing += int(absent.sum())
-        self.blanks |= set(filter(None, text.filter(absent).unique().to_list()))
+        self.blanks |= set(text.filter(absent).fill_null("").unique().to_list())
         present = text.filter(~absent)
         self.length += int(present.str.len_chars().sum())
         if not self.many:
@@ -631,7 +632,7 @@ class PlainNumber(Column):
         return numbers[:, None]
 
     def to_onnx(self, graph: OnnxNodes, name: str) -> Written:
-        value = graph.input(name, np.float64, self.describe())
+        value = graph.cast(graph.input(name, np.float64, self.describe()), np.float32)
         return self._of_number(graph, value, value)
 
     def drawn(self, generator: np.random.Generator, count: int) -> Drawn:
@@ -1039,7 +1040,7 @@ def _spellings(word: str) -> set[str]:
     one = spelled(word)
     found = {word, one}
     if re.fullmatch(r"-?\d+", one):
-        found |= {f"{one}.0"}
+        found |= {f"{one}.0", *(("-0", "-0.0") if one == "0" else ())}
     truth = {"1": "true", "0": "false"}.get(one)
     return found | ({truth, truth.title(), truth.upper()} if truth else set())
 
@@ -1220,10 +1221,7 @@ class Encoder(Stored):
     @property
     def numbers(self) -> tuple[int, ...]:
         """Indices of the features that are positions in a declared range."""
-        found = []
-        for _, kind, span in self.spans:
-            found += [span.start] if kind.ranged else []
-        return tuple(found)
+        return tuple(span.start for _, kind, span in self.spans if kind.ranged)
 
     @property
     def bound(self) -> float:
@@ -1270,15 +1268,15 @@ class Encoder(Stored):
         Raises:
             DataError: a column is missing, or a declaration does not cover an entry.
         """
-        wanted = [name for name, kind in self.columns if kind.titles(name)]
-        if lacking := ", ".join(name for name in wanted if name not in frame.columns):
-            there = ", ".join(frame.columns[:20])
-            form, hint = self.form, ""
-            if any(name in one for name in lacking.split(", ") for one in frame.columns):
+        held, form, hint = frame.columns, self.form, ""
+        lacking = [name for name, kind in self.columns if name not in held and kind.titles(name)]
+        if lacking:
+            if any(name in one for name in lacking for one in held):
                 hint = (
                     f". Separator {form.separator!r}, encoding {form.encoding!r}, as in training?"
                 )
-            raise DataError(f"{where}: missing are the columns {lacking}; it has {there}{hint}")
+            gone, there = ", ".join(lacking), ", ".join(held[:20])
+            raise DataError(f"{where}: missing are the columns {gone}; it has {there}{hint}")
         noted = Outside() if outside is None else outside
         count = sum(len(kind.titles(name)) for name, kind in self.columns)
         features = np.empty((len(frame), count), np.float32)

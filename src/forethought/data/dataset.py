@@ -452,10 +452,12 @@ def _numbers(path: Path | str, raw: NDArray[Any]) -> NDArray[Any]:
             found = f"no label in example {row + 1}"
             raise DataError.unexpected(path, found, LABEL_NEEDED) from None
         return words
-    if not np.isfinite(values).all():
-        row = int((~np.isfinite(values)).argmax())
+    with np.errstate(over="ignore"):
+        known = np.isfinite(values.astype(np.float32))
+    if not known.all():
+        row = int(known.argmin())
         found = f"label {values[row]} in example {row + 1}"
-        raise DataError.unexpected(path, found, "finite labels")
+        raise DataError.unexpected(path, found, "finite labels below 3.4e38")
     return values
 
 

@@ -61,17 +61,16 @@ def like(
     classes = None if classes is None else whole("classes", classes, least=2)
     examples = whole("examples", examples)
     tested = max(classes or 2, examples // 5) if test is None else whole("test", test)
+    count = examples + tested
     match sides:
         case (features,) if classes is None:
-            drawn = slopes(examples + tested, features, noise=noise, seed=seed)
+            drawn = slopes(count, features, noise=noise, seed=seed)
             kind = "a sum of lines and waves of each feature"
         case (features,) if classes is not None:
-            drawn = clusters(examples + tested, features, classes, noise=noise, seed=seed)
+            drawn = clusters(count, features, classes, noise=noise, seed=seed)
             kind = "Gaussian clusters, one a class"
         case (channels, height, width) if classes is not None:
-            drawn = images(
-                examples + tested, (channels, height, width), classes, noise=noise, seed=seed
-            )
+            drawn = images(count, (channels, height, width), classes, noise=noise, seed=seed)
             kind = "smooth random images, shifted and noised"
         case _:
             raise ValueError(

@@ -256,15 +256,16 @@ class _Text:
         Raises:
             DataError: words that are dates or contain numbers, or too many different words.
         """
-        words: dict[str, set[str]] = {}
+        words: dict[str, dict[str, str]] = {}  # of several ways to write a word, one is kept
         numeric: set[str] = set()
         for frame in self.pieces():
             if len(frame) and not words and not numeric:
                 features = [name for name in self.names if name not in aside.names]
                 numeric = {name for name in features if _mostly_numbers(frame[name])}
-                words = {name: set() for name in features if name not in numeric}
+                words = {name: {} for name in features if name not in numeric}
             for name, found in words.items():
-                found |= set(frame[name].str.strip_chars().unique().to_list())
+                texts = frame[name].str.strip_chars().unique().sort()
+                found |= zip(written(texts), texts, strict=True)
                 if len(found) > MOST_CATEGORIES:
                     raise DataError.unexpected(
                         self.path,
@@ -275,8 +276,8 @@ class _Text:
                 break
         columns: dict[str, Column] = dict.fromkeys(numeric, PlainNumber())
         for name, found in words.items():
-            require_words(self.path, name, sorted(found))
-            columns[name] = Category("middle", words=tuple(sorted(found)), lenient=True)
+            require_words(self.path, name, kinds := sorted(found.values()))
+            columns[name] = Category("middle", words=tuple(kinds), lenient=True)
         return {name: columns[name] for name in self.names if name in columns}
 
 
@@ -563,7 +564,8 @@ def _inferred(path: Path, aside: Aside) -> _Reader:
             raise DataError.unexpected(file, f"the columns {found}", f"those of training: {wanted}")
         return own.pieces()
 
-    encoder = Encoder(tuple(text.columns(by_name).items()), by_name.label)
+    form = TableFormat(header=text.header)
+    encoder = Encoder(tuple(text.columns(by_name).items()), by_name.label, form=form)
     return _Reader(encoder, by_name, pieces, inferred=True)
 
 

@@ -15,14 +15,11 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from forethought.estimators import estimator
 from forethought.estimators.estimator import PrivateEstimator
-from forethought.training.metrics import evaluating
+from forethought.training.metrics import evaluating, in_pieces
 from forethought.utility.perturbing import initial
 from forethought.values.caveats import Caveat
 
 Network = torch.nn.Module | Callable[[int, int], torch.nn.Module]
-
-# Rows that a prediction computes at a time, to bound its memory.
-PIECE = 4096
 
 
 @dataclass(eq=False, repr=False)
@@ -109,7 +106,7 @@ class _PrivateNetwork(PrivateEstimator):
             self, X, reset=False, dtype=np.float64, accept_sparse="csr", allow_nd=True
         )
         features = torch.from_numpy(np.array(_dense(X)))
-        return torch.cat([_outputs(self.module_, part) for part in torch.split(features, PIECE)])
+        return torch.cat([_outputs(self.module_, part) for part in in_pieces(features)])
 
 
 def _outputs(module: torch.nn.Module, features: torch.Tensor) -> torch.Tensor:

@@ -116,6 +116,13 @@ def job_for(path: Path, label: str | Sequence[str] | None = None) -> str:
     return "\n".join([*lines, "", "[budget]", "epsilon = 3.0", ""])
 
 
+def _to_name(path: Path) -> Path:
+    """The path of a file that a job, which is a text in UTF-8, can name. Raises DataError."""
+    if re.search("[\ud800-\udfff]", str(required(path))):  # bytes that are no UTF-8, in Python
+        raise DataError(f"{path}: a job cannot name it, for its name is no UTF-8: rename it")
+    return path
+
+
 def _on_one_line(words: str) -> str:
     """A comment's text: a line's end in an entry or a name would end the comment."""
     return "".join(one if one.isprintable() else " " for one in words)
@@ -331,11 +338,12 @@ def _of_persons(name: str, seen: Seen) -> bool:
 
 def _unlabelled(seen: Seen) -> list[str]:
     """The key that leaves out records without a label, if there are such records."""
-    if not seen.missing:
+    if not seen.blanks:
         return []
-    if len(seen.words) == 1 and seen.blanks:
+    classes = _classes(seen)
+    if seen.blanks <= {*classes}:
         return ["# Words such as none count as missing elsewhere; here they are listed as classes"]
-    words = ", ".join(sorted(seen.blanks))
+    words = ", ".join(sorted(seen.blanks - {"", *classes}))
     why = "records without a label are left out; without this line they are refused"
     why += f". Is one of these a class: {words}? Then list it in classes" if words else ""
     return [f'missing_label = "drop"  # {why}']
@@ -368,7 +376,7 @@ def _kind_of_target(label: str, seen: Seen) -> list[str]:
 
 def _classes(seen: Seen) -> list[str]:
     # Where there is only one other word, such as yes, "none" is a class and no missing entry.
-    words = [*seen.words, *(seen.blanks if len(seen.words) == 1 else ())]
+    words = [*seen.words, *(seen.blanks - {""} if len(seen.words) == 1 else ())]
     return sorted(words, key=lambda one: (0, float(one), one) if is_number(one) else (1, 0.0, one))
 
 
@@ -382,7 +390,7 @@ _NO_TABLE = re.compile(
 
 def _form(path: Path) -> tuple[Kind, TableFormat]:
     """The kind of a file and its text format."""
-    kind = kind_of(required(path))
+    kind = kind_of(_to_name(path))
     if kind != "csv":
         return kind, TableFormat()
     start = read(path, 1 << 16)
@@ -460,7 +468,7 @@ def job_for_arrays(path: Path) -> str:
     Raises:
         DataError: no such file, no archive, no such arrays, or a single array, without labels.
     """
-    if required(path).suffix.lower() == ".npz":
+    if _to_name(path).suffix.lower() == ".npz":
         return _of_archive(path)
     if path.suffix.lower() == ".npy":
         raise DataError(

@@ -798,10 +798,11 @@ class Job(_Section):
         """Ask the job's ledger whether another data set has the job's records or persons.
 
         A table is compared as it is in its file, before the job's encoding; other data as loaded.
+        The records of ``[data] test`` are compared, too.
 
         Args:
-            folder: as for :meth:`load_data`. dataset: the loaded data set; None: only a table is
-                compared.
+            folder: as for :meth:`load_data`. dataset: the loaded data set; None: only the table of
+                ``source`` is compared.
 
         Raises:
             forethought.errors.BookError: another one has, and ``[ledger] also`` does not name it.
@@ -815,11 +816,13 @@ class Job(_Section):
 
         table = self.table(folder)
         if table is not None:
-            frame = pl.concat(table.pieces(), how="vertical_relaxed")
+            paths = [table.path] if dataset is None else self.files(folder)
+            read = (replace(table, path=path).pieces() for path in paths)
+            frames = [pl.concat(pieces, how="vertical_relaxed") for pieces in read]
             whose = None
-            if section.person is not None:
-                whose = contents(frame.select(pl.col(section.person).alias("person")))
-            payer.recognise(contents(frame), whose)
+            if section.person is not None:  # which goes without a test file
+                whose = contents(frames[0].select(pl.col(section.person).alias("person")))
+            payer.recognise([one for frame in frames for one in contents(frame)], whose)
         elif dataset is not None:
             parts = [part for part in (dataset.train, dataset.test) if part is not None]
             pairs = [zip(part.inputs, part.targets, strict=True) for part in parts]

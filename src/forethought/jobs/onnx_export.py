@@ -130,7 +130,8 @@ def write_onnx(predictor: Predictor, out: Path) -> ModelProto:
     :func:`forethought.data.features_of` computes them. Outputs: ``probabilities``, float32
     (N, classes), and ``prediction``, the likeliest class's name or number (for several labels, 0 or
     1 each); for a regression only ``prediction``, float64 (N,). A row with an entry outside the
-    declarations has NaN as its numbers, and "" or −1 as its class.
+    declarations has NaN as its numbers, and "" or −1 as its class. Words are known in the usual
+    spellings only: 7 and 7.0, or true, True and TRUE; Python knows 7.00 and tRUE, too.
 
     Args:
         predictor: the model. out: the file; replaced if it exists.
@@ -292,8 +293,8 @@ def _answers(graph: OnnxGraph, predictor: Predictor, refused: str | None) -> lis
         marked(chance, np.nan, np.float32, True), "probabilities", TensorProto.FLOAT, card.classes
     )
     if card.multilabel:
-        half = graph.add("GreaterOrEqual", chance, graph.constant(0.5, np.float32))
-        several = marked(graph.cast(half, np.int64), -1, np.int64, True)
+        has = graph.add("Greater", outputs, graph.constant(0.0, np.float32))
+        several = marked(graph.cast(has, np.int64), -1, np.int64, True)
         return [likely, named(several, "prediction", TensorProto.INT64, card.classes)]
     if rule.costs:
         outputs = graph.add("Add", outputs, graph.constant(np.log(rule.costs), np.float32))
@@ -328,17 +329,11 @@ def _compare(predictor: Predictor, session: Any) -> None:
         given = {name: entries for name, (entries, _) in drawn.items()}
         frame = pl.DataFrame({name: column for name, (_, column) in drawn.items()})
         expected = predictor.outputs(encoder.encode(frame, "made-up rows"))
-    names = [output.name for output in session.get_outputs()]
-    found = dict(zip(names, session.run(None, given), strict=True))
+    name, wanted, relative = "probabilities", predictor.shares, 0.0
     if predictor.card.classes is None:
-        near = np.allclose(
-            found["prediction"], predictor.answers(expected), rtol=ROUNDING, atol=ROUNDING
-        )
-    else:
-        near = np.allclose(
-            found["probabilities"], predictor.shares(expected), rtol=0, atol=ROUNDING
-        )
-    if not near:
+        name, wanted, relative = "prediction", predictor.answers, ROUNDING
+    (found,) = session.run([name], given)
+    if not np.allclose(found, wanted(expected), rtol=relative, atol=ROUNDING):
         raise JobError(
             "the network answers otherwise in ONNX than in torch: nothing was written. Its weights "
             "are in model.safetensors, and forethought.load applies it"

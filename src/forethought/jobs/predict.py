@@ -56,10 +56,8 @@ class Predictor:
         """The names of the classes, class 0 first; None for a regression."""
         if self.card.classes is None:
             return None
-        encoder = self.card.encoder
-        if encoder is None or encoder.classes is None:
-            return tuple(range(self.card.classes))
-        return encoder.classes
+        named: tuple[str, ...] | None = getattr(self.card.encoder, "classes", None)
+        return named or tuple(range(self.card.classes))
 
     def predict(self, records: object) -> NDArray[Any]:
         """The answer for each record: the name of its class, or the value of a regression.

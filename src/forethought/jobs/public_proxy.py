@@ -348,7 +348,7 @@ def _public(
             "name a public one, or synthetic"
         )
         if ":" not in proxy:  # the job's own files in the place of a named set's
-            raise JobError(words)
+            raise JobError(f"{words}. Files under the name of a public set may be anybody's")
         warnings.warn(words, stacklevel=3)
     return found if encoder is None or encoder.basis is None else found.with_basis(encoder.basis)
 

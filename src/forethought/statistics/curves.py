@@ -165,7 +165,9 @@ class Survival(_OfSums):
     Events and censored records are counted in equal steps of time, each record in one count, and
     released as running sums. A step's hazard is its number of events over the number at risk at its
     beginning, less half of the number censored in it. If the number at risk is below 8 times its
-    noise, the curve is not stated: it keeps its last value, with intervals from 0 to 1.
+    noise, the curve is not stated: it keeps its last value, with intervals from 0 to 1. Near that
+    end, stated values are on average too high, by up to half of their noise: with more at risk, a
+    step is stated sooner.
 
     Its expected error is that of synthetic records with exponential times, of which 40 % have an
     event, up to the time when a tenth is at risk.

@@ -60,8 +60,6 @@ class TableRows:
             UndeclaredError: an entry is missing, and ``missing`` is "refuse".
         """
         entries = self._entries(name)
-        if entries.dtype == pl.Boolean:
-            entries = entries.cast(pl.Int8)
         absent = self.declared.get(name, _AS_IT_IS).absent(entries, self.decimal)
         values = as_numbers(self.where, name, entries, absent, self.decimal)
         self._require(name, np.isnan(values), missing)
@@ -114,7 +112,7 @@ class TableRows:
                 f"{self.where}: column {name} is of type {entries.dtype}: give words, numbers or "
                 "times"
             )
-        return entries
+        return entries.cast(pl.String) if entries.dtype in (pl.Categorical, pl.Enum) else entries
 
     def _require(self, name: str, absent: Flags, missing: str) -> None:
         if missing == "refuse" and absent.any():

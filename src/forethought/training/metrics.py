@@ -688,7 +688,8 @@ def share_alone(model: nn.Module, loss: Loss, records: Records) -> float | None:
 
 
 SCHEMA = "forethought/results/1"
-_ROWS = 4096
+# Rows, and numbers in them, of which outputs are computed at a time, to bound the memory.
+_ROWS, _NUMBERS = 4096, 1 << 24
 
 
 @dataclass(frozen=True)
@@ -930,8 +931,14 @@ def outputs_of(model: torch.nn.Module, inputs: Any) -> NDArray[np.float32]:
     like = next(model.parameters())
     rows = torch.as_tensor(inputs)
     with evaluating(model), torch.no_grad():
-        found = [model(some.to(like)).float().cpu() for some in torch.split(rows, _ROWS)]
+        found = [model(some.to(like)).float().cpu() for some in in_pieces(rows)]
     return torch.cat(found).numpy()
+
+
+def in_pieces(rows: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Rows (N, …) in pieces so small that a network's memory for one of them is bounded."""
+    fitting = _NUMBERS // max(1, rows[:1].numel())
+    return torch.split(rows, min(_ROWS, max(1, fitting)))
 
 
 @contextmanager
