@@ -35,7 +35,7 @@ from forethought.gossip.gossip import Gossip, digest_of
 from forethought.gossip.gossip import Member as Worker
 from forethought.gossip.graphs import make
 from forethought.gossip.mixing import Mixing
-from forethought.gossip.statements import worker_statement
+from forethought.gossip.statements import NOTES, worker_statement
 from forethought.holders import simulate as federated
 from forethought.holders import simulate as gossiping
 from forethought.holders.simulator import Times, Way, slow_ones
@@ -51,7 +51,7 @@ from forethought.ledger.store import create
 from forethought.planning.alternatives import next_by_shortfall, plan_phases
 from forethought.values.caveats import Caveat
 from forethought.values.mechanism import Budget, Mechanism, Persons, Poisson, Rounds
-from forethought.values.plan import Clip, Plan
+from forethought.values.plan import Clip, Plan, Transcript
 from forethought.values.serialisation import digest
 from forethought.values.use import Optimizer
 
@@ -713,6 +713,31 @@ def test_noise_of_others_needs_what_they_agreed_on(tmp_path: Path) -> None:
     (tmp_path / "statement.json").write_text(more.to_json())
     with pytest.raises(StatementError, match="gives no holder"):
         verified(tmp_path)
+
+
+def test_noise_of_others_is_not_in_a_gossip_that_ended_early(tmp_path: Path) -> None:
+    network = gossip()
+    own = network.plan(0)
+    aggregate = worker_statement(network, 0, "outsider").accountant
+    assert aggregate["kind"] == "aggregate"
+    for rounds in (3, network.rounds):
+        transcript = Transcript()
+        for one in map(own.round, range(rounds)):
+            transcript.append(one, one.noise_std, one.clip_norm)
+        stated = account(
+            own.remade(mechanism=own.mechanism.first(network.rounds)),
+            released=rounds,
+            releases=transcript.releases(),
+            not_covered=NOTES,
+            accountant=aggregate,
+        )
+        evidence = {"plan.json": own, "transcript.json": transcript, "gossip.json": network}
+        stated.save(tmp_path, {name: held.to_json() for name, held in evidence.items()})
+        if rounds == network.rounds:
+            assert "accountant" in verified(tmp_path).checked
+            continue
+        with pytest.raises(StatementError, match="gives no holder"):
+            verified(tmp_path)
 
 
 def test_what_several_observers_see_is_found_again(tmp_path: Path) -> None:

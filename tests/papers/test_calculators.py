@@ -138,3 +138,11 @@ def test_the_largest_size_as_printed_is_the_printed_one_or_the_one_below():
         failing = [c.name for c in phase.result.conditions if not c.holds]
         assert failing == ["(35) sqrt(2(ε + ln(1/δ))/ε) ≤ σ"], "the ε left out of the root"
         assert phase.result.exact.upper < target
+
+
+def test_steps_of_gamma_that_jump_to_and_fro_come_to_an_end():
+    """Each step from one of two values leads to the other: the iteration never settled."""
+    found = rounds_calculator(10_000_000, 2.0, 100)
+    assert found.gamma == pytest.approx(gamma(2.0, found.epsilon / 100), rel=2e-3)
+    with pytest.raises(ValueError, match="lower sigma"):
+        rounds_calculator(100, 5.0, 1)

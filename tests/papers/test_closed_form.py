@@ -132,6 +132,13 @@ def test_theorem_b_2_follows_where_b_4_does():
     assert not theorem_b_2(0.001, 1e-4, 3.0, SampleSizes.constant(26, 1923, 10000)).holds
 
 
+def test_noise_that_is_nearly_nothing_proves_nothing():
+    sizes = SampleSizes.constant(0.001, 3, 10**6)
+    assert not theorem_b_2(1.0, 1e-5, 1e-3, sizes).holds
+    assert not theorem_b_4(1.0, 1e-5, 1e-200, sizes).holds
+    assert closed_form_epsilon(1e300, 1e-5) == 0
+
+
 def test_bad_sequences_are_refused():
     with pytest.raises(ValueError, match="number of rounds"):
         SampleSizes((1.0, 2.0), (3,), 10)

@@ -11,6 +11,8 @@ import forethought as ft
 from forethought.accounting.dominating_pair import gaussian_delta_bounds, gaussian_epsilon_bounds
 from forethought.papers.comparison import ComparisonRow, compare, utility_bounds
 from forethought.papers.convergence import proposition_3
+from forethought.values.plan import Clip
+from forethought.values.use import Optimizer
 
 
 def rows(mechanism: ft.Mechanism, delta: float, examples: int | None) -> dict[str, ComparisonRow]:
@@ -173,6 +175,25 @@ def test_bounds_on_utility_stand_beside_what_the_plans_own_rounds_attain() -> No
     length = 0.05 * first.mean_variance**0.5 * math.sqrt(50) * (1 - 1 / 200)
     assert found["Theorem 2"].runs == pytest.approx(length, rel=1e-3)
     assert found["Proposition 4(a)"].bound.proven < found["Proposition 3(a)"].bound.proven
+
+
+def test_a_delta_that_the_strong_adversary_cannot_reach_leaves_the_other_rows() -> None:
+    rows = compare(ft.Mechanism(ft.Rounds(1.0, 1000, ft.Poisson(0.01))), 1e-20)
+    found = {row.name: row.epsilon for row in rows}
+    assert found["strong adversary"] == math.inf > found["exact"] > 0
+
+
+@pytest.mark.parametrize("rate", [0.0014, 0.0004])
+def test_the_noise_of_a_release_is_over_its_own_divisor(rate: float) -> None:
+    """An expected batch need be no whole number: 1.4 records are not one, and 0.4 not none."""
+    rounds = ft.Rounds(1.0, 5, ft.Poisson(rate))
+    plan = ft.Plan(
+        ft.Mechanism(rounds), 1000, 1e-5, clip=Clip(2.0), optimizer=Optimizer("sgd", 0.1, ())
+    )
+    shift = utility_bounds(plan, 1, 1.0, 1.0)[-1]
+    noise = 0.1 * 2.0 / (1000 * rate) * math.sqrt(2 / math.pi)  # E|N(0, s²)| = s·√(2/π)
+    assert shift.runs == pytest.approx(noise)
+    assert shift.bound.proven == pytest.approx(noise + 0.2)
 
 
 def test_bounds_on_utility_of_steps_that_run_away_are_infinite() -> None:

@@ -122,6 +122,13 @@ def test_what_is_cut_from_the_hits_counts_as_disclosed():
     assert run.delta(3.0).upper >= 0.01
 
 
+@pytest.mark.parametrize("delta", [1e-20, 1e-300])
+def test_a_delta_below_what_is_cut_has_a_lower_end_only(delta):
+    adversary = StrongAdversary(1_000_000, 3, 1.0, groups=100, sampling="subsampling")
+    found = adversary.epsilon(delta)
+    assert adversary.epsilon(1e-9).upper < found.lower < found.upper == math.inf
+
+
 def test_lemmas_f3_and_f4_speak_of_several_epochs():
     # One epoch of F.4's upper envelope, composed, is a limit that the exact curve keeps.
     run = StrongAdversary(10_000, 3, 4.0, group_size=50, group=2)

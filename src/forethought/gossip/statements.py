@@ -83,7 +83,7 @@ def worker_statement(
         gains = [[*pair] for pair in network_gains(gossip, worker, observers, count)]
         accountant = {"kind": NETWORK, "gains": gains, "observers": len(set(observers))}
     elif view == "outsider":
-        gain = outsider_gain(gossip, worker) if count == gossip.updates(worker) else 1.0
+        gain = outsider_gain(gossip, worker, count)
         accountant = None if gain == 1 else {"kind": AGGREGATE, "gain": gain}
     return account(
         plan,
@@ -96,19 +96,22 @@ def worker_statement(
     )
 
 
-def outsider_gain(gossip: Gossip, worker: int) -> float:
+def outsider_gain(gossip: Gossip, worker: int, rounds: int | None = None) -> float:
     """The ratio of all noise in a round's average to the worker's own (standard deviations).
 
     It is the least over the rounds, and exactly 1 where models depend on more than the sums over
     all workers: asynchronous rules, exchanges that do not average exactly, clipping norms or steps
-    that move.
+    that move, and fewer rounds than were agreed on, the last of which may not have been averaged.
+
+    Args:
+        rounds: the number that the worker has released; None: all that it makes.
     """
-    if _moving(gossip) or not _one_model_a_round(gossip):
+    ended = rounds not in (None, gossip.updates(worker))
+    if ended or _moving(gossip) or not _one_model_a_round(gossip):
         return 1.0
     return min(
-        math.sqrt(math.fsum((one / std) ** 2 for one in stds)) if std else 1.0
+        math.sqrt(math.fsum((one / stds[worker]) ** 2 for one in stds)) if stds[worker] else 1.0
         for _, stds in _noise_levels(gossip)
-        for std in (stds[worker],)
     )
 
 

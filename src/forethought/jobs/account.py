@@ -530,7 +530,7 @@ def _views_of(
             if view != "secure-server" or agreed.secure is not None:
                 yield accountant_of(agreed, me, view)
     elif kind == AGGREGATE:
-        yield {"kind": AGGREGATE, "gain": outsider_gain(agreed, me)}
+        yield {"kind": AGGREGATE, "gain": outsider_gain(agreed, me, len(statement.mechanism))}
     elif kind == NETWORK:
         count = whole("observers", statement.accountant["observers"])
         workers = [other for other in range(agreed.workers) if other != me]

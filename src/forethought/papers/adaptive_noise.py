@@ -85,9 +85,8 @@ def paper_strongly_convex_iterations(
     L, N = real("lipschitz", lipschitz, above=0), whole("examples", examples)
     inside = real("rho", rho, above=0) * mu * real("gap", gap, above=0) * N**2
     kappa = M / mu
-    return math.log(inside / (2 * whole("dimension", dimension) * L**2)) / math.log(
-        2 * kappa / (2 * kappa - 1)
-    )
+    grown = math.log(inside / (2 * whole("dimension", dimension) * L**2))
+    return grown / math.log(2 * kappa / (2 * kappa - 1))
 
 
 def strongly_convex_iterations(

@@ -17,6 +17,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import count
 from typing import Any, Literal, get_args
 
 from forethought.accounting.exact import calibrate, epsilon
@@ -24,7 +25,7 @@ from forethought.papers import closed_form
 from forethought.values.checks import one_of, real, whole
 from forethought.values.mechanism import Budget
 
-TOLERANCE = 1e-4
+TOLERANCE, TURNS = 1e-4, 100
 
 
 Reading = Literal["converged", "as-printed"]
@@ -38,13 +39,17 @@ def iterated_gamma(
     Args:
         step: γ → γ_new.
     """
-    current = 2.0
-    while True:
+    low = current = 2.0
+    high = math.inf
+    for turn in count():
         new = step(current)
         moved = new - current if reading == "as-printed" else abs(new - current)
         if not math.isfinite(new) or moved <= TOLERANCE * current:
-            return current, new
-        current = new
+            break
+        low, high = (current, high) if new > current else (low, current)
+        # Steps may jump to and fro without end: then the interval around γ is halved instead.
+        current = new if turn < TURNS or math.isinf(high) else (low + high) / 2
+    return current, new
 
 
 def printed_sigma(epsilon: float, delta: float) -> float:

@@ -43,14 +43,14 @@ def closed_form_sigma(epsilon: float, delta: float) -> float:
 def closed_form_epsilon(sigma: float, delta: float) -> float:
     """ε = 2 ln(1/δ)/(σ² − 2): equation (1) solved for ε; infinite for σ ≤ √2."""
     size, target = real("sigma", sigma, above=0), real("delta", delta, above=0, below=1)
-    return math.inf if size**2 <= 2 else -2 * math.log(target) / (size**2 - 2)
+    return math.inf if size * size <= 2 else -2 * math.log(target) / (size * size - 2)
 
 
 def h(x: float) -> float:
     """h(x) = (sqrt(1 + (e/x)²) − e/x)², Theorem B.4: the largest ᾱ with x(1 − ᾱ) ≥ 2e√ᾱ."""
     ratio = math.e / real("x", x, above=0)
     # sqrt(1 + r²) − r without cancellation.
-    return (1 / (math.sqrt(1 + ratio**2) + ratio)) ** 2
+    return (1 / (math.hypot(1, ratio) + ratio)) ** 2
 
 
 def g(x: float) -> float:
@@ -68,7 +68,7 @@ def gamma_step(sigma: float, ratio: float, current: float) -> float:
 
 
 def _gamma_right(sigma: float, alpha: float, factor: float) -> float:
-    if alpha >= 1 or 3 / sigma**2 > 700:
+    if alpha >= 1 or 700 * sigma**2 < 3:
         return math.inf
     room = sigma * (1 - alpha) - 2 * math.e * math.sqrt(alpha) * factor
     if room <= 0:
@@ -310,7 +310,7 @@ def theorem_b_2(epsilon: float, delta: float, sigma: float, sizes: SampleSizes) 
     u1 = math.e * u0 / size
     below_one = math.nextafter(1.0, 0) / (1 + 1e-12)
     needed = math.inf
-    if u0 < 1 and u1 < 1:
+    if size >= 216 / 215 and u0 < 1 and u1 < 1:
         r = r0 * 8 * (1 / (1 - u0) + math.e**3 / ((1 - u1) * size**3)) * math.exp(3 / size**2)
         x = eps / (sizes.total_rounds * sizes.moment(1) ** 2)
         product = r * sizes.rho * x

@@ -199,16 +199,13 @@ def utility_bounds(
     gained = improvement(step, sigmas[0], M * start, M, d)
     why = f"equation (12): most at step size {best:.4g}; the plan has {step:.4g}"
     lemma = UtilityBound("Lemma 1", "F(θ_0) − E F(θ_1), at least", gained, gained, why)
-    moved = step * plan.clip.norm
-    apart = local_degradation(
-        1, step, plan.clip.norm, first.noise_multiplier, round(first.divisor), d
-    )
+    apart = local_degradation(1, step, plan.clip.norm, first.noise_multiplier / first.divisor, 1, d)
     note = "of private federated learning; what runs is the noise alone"
     shift = UtilityBound("Theorem 2", "E‖θ̃_1 − θ_1‖, of one release", apart, apart, note)
     return [
         *(AttainedBound(rate, float(attained)) for rate in rates),
         AttainedBound(lemma, float(M / 2 * (squares[0] - squares[1]))),
-        AttainedBound(shift, apart - moved),
+        AttainedBound(shift, apart - step * plan.clip.norm),
     ]
 
 

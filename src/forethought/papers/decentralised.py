@@ -106,9 +106,8 @@ class AsynchronousTheorem:
 
         ``mechanism.first(rounds)`` has the certified ε of every prefix.
         """
-        return math.sqrt(whole("iteration", iteration, most=self.iterations) / self.iterations) * (
-            self.epsilon
-        )
+        share = whole("iteration", iteration, most=self.iterations) / self.iterations
+        return math.sqrt(share) * self.epsilon
 
 
 def theorem_2(

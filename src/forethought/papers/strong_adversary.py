@@ -296,13 +296,14 @@ class KnownHits:
     def epsilon(self, delta: float) -> Interval:
         """ε at δ in (0, 1); the upper end is ∞ if δ is at most the mass that was cut from q_E."""
         target = real("delta", delta, above=0, below=1)
+        bounded = self.hits.missing < target
 
         def profile(epsilon: float, end: int) -> float:
             found = self.delta(epsilon)
-            return found.upper if end else found.lower
+            return found.upper if end and bounded else found.lower
 
         lower, upper = dominating_pair.inverted(profile, target)
-        return Interval(lower, math.inf if self.hits.missing >= target else upper)
+        return Interval(lower, upper if bounded else math.inf)
 
     @staticmethod
     def of_rounds(rounds: mechanism.Rounds, adjacency: mechanism.Adjacency) -> KnownHits:
