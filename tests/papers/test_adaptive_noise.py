@@ -72,6 +72,24 @@ def test_strongly_convex_iterations_as_published_overspend_by_the_condition_numb
     assert spent(exact) <= rho < spent(exact + 1)
 
 
+@pytest.mark.parametrize("kappa", [1e9, 1e14, 1e17])
+def test_iterations_at_a_large_condition_number_are_exact(kappa):
+    """ln(2κ/(2κ − 1)) is 1/(2κ) there, of which a quotient of doubles keeps few digits or none."""
+    M, mu, gap, L, N, rho = 1.0, 1 / kappa, 1e12, 1e-6, 10**6, 1e-4
+    a = (2 * L / N) ** 2 / (4 * mu * gap)
+    wanted = 2 * kappa * math.log1p(rho / (2 * a * kappa))
+    assert strongly_convex_iterations(rho, M, mu, gap, L, N, 1) == pytest.approx(wanted, rel=2e-9)
+    assert paper_strongly_convex_iterations(rho, M, mu, gap, L, N, 1) > 0
+
+
+@pytest.mark.parametrize(
+    "iterations", [strongly_convex_iterations, paper_strongly_convex_iterations]
+)
+def test_a_convexity_above_the_smoothness_is_refused_in_words(iterations):
+    with pytest.raises(ValueError, match="convexity"):
+        iterations(1.0, 1.0, 3.0, 1.0, 1.0, 1000, 1)
+
+
 def test_bad_input():
     with pytest.raises(ValueError, match="exceed smoothness"):
         strongly_convex_sigma(1, 0.1, 0.2, 1.0, 5)

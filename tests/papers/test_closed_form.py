@@ -184,6 +184,10 @@ def test_section_c_3_is_one_curve_below_every_run_of_enough_rounds():
         section_c_3(3.0, 0.2, N, K)
 
 
+def test_section_c_3_where_delta_is_below_every_double():
+    assert section_c_3(1000.0, 0.001, 10_000, 5 * 10**6).delta(0.4) == pytest.approx(0, abs=1e-9)
+
+
 def test_section_c_1_asks_for_more_noise_than_the_limit_and_nears_it():
     ratios = []
     for delta in (1e-4, 1e-12, 1e-100, 1e-300):

@@ -300,3 +300,11 @@ def test_bounds_that_leave_the_doubles_have_their_sign() -> None:
 
 def test_proposition_2_at_a_gap_whose_square_is_no_number() -> None:
     assert proposition_2(1, 1.0, gap=1e200).printed == 4e200
+
+
+def test_bounds_at_extremes_are_numbers_or_refused_in_words() -> None:
+    assert theorem_3(1e-300, 1, 1e-3, 1e-3) == 0
+    few = Decentralised(2, 4, 1, 1.0, 1.0, 1.0, 0.1, 1, 0.0, 0.05, 1)
+    for delta in (0.0, 1.0):
+        with pytest.raises(ValueError, match="delta"):
+            adp2sgd_utility(few, 5.0, delta, 30_000, 1.0, 0.3)

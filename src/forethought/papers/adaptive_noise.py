@@ -81,12 +81,12 @@ def paper_strongly_convex_iterations(
     The proof loses a factor κ between ρ ≤ 2aκ r^T and the line after it, so this number of
     iterations spends about κ·ρ. :func:`strongly_convex_iterations` is correct.
     """
-    M, mu = real("smoothness", smoothness, above=0), real("convexity", convexity, above=0)
+    M = real("smoothness", smoothness, above=0)
+    mu = real("convexity", convexity, above=0, most=M)
     L, N = real("lipschitz", lipschitz, above=0), whole("examples", examples)
     inside = real("rho", rho, above=0) * mu * real("gap", gap, above=0) * N**2
-    kappa = M / mu
     grown = math.log(inside / (2 * whole("dimension", dimension) * L**2))
-    return grown / math.log(2 * kappa / (2 * kappa - 1))
+    return grown / -math.log1p(-mu / (2 * M))
 
 
 def strongly_convex_iterations(
@@ -102,12 +102,12 @@ def strongly_convex_iterations(
 
     ρ_T = 2aκ(r^T − 1), a = dΔ²/(4μ(F(θ_0) − F*)), r = 2κ/(2κ − 1).
     """
-    M, mu = real("smoothness", smoothness, above=0), real("convexity", convexity, above=0)
+    M = real("smoothness", smoothness, above=0)
+    mu = real("convexity", convexity, above=0, most=M)
     delta = 2 * real("lipschitz", lipschitz, above=0) / whole("examples", examples)
     a = whole("dimension", dimension) * delta**2 / (4 * mu * real("gap", gap, above=0))
-    kappa = M / mu
-    grown = math.log1p(real("rho", rho, above=0) / (2 * a * kappa))
-    return math.floor(grown / math.log(2 * kappa / (2 * kappa - 1)))
+    grown = math.log1p(real("rho", rho, above=0) / (2 * a * M / mu))
+    return math.floor(grown / -math.log1p(-mu / (2 * M)))  # ln r, exact for large κ, too
 
 
 @dataclass(frozen=True)

@@ -387,10 +387,9 @@ def section_c_3(sigma: float, target: float, examples: int, gradients: int) -> T
         raise ValueError(f"Theorem 3.1 needs σ above √2, not {size:g}")
     epsilons, deltas = [], []
     for eps in np.linspace(first, math.nextafter(0.5, 0), _CURVE_POINTS):
-        tail = math.exp(-eps * (size**2 / 2 - 1))
-        gam = gamma(size, eps / k)
-        enough = tail <= 1 / N and k >= math.sqrt(-2 * eps * math.log(tail)) * math.e / gam
-        if enough:
+        surprise = eps * (size**2 / 2 - 1)
+        tail, gam = math.exp(-surprise), gamma(size, eps / k)
+        if tail <= 1 / N and k >= math.sqrt(2 * eps * surprise) * math.e / gam:
             epsilons.append(float(eps))
             deltas.append(tail)
     if not epsilons:

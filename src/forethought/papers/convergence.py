@@ -470,8 +470,9 @@ def adp2sgd_utility(
     Args:
         split: μ of Theorem 2, in (0, 1); the others as of :func:`proposition_2_rounds`.
     """
-    mu, tail = real("split", split, above=0, below=1), -math.log(delta)
-    B, G = setting.batch, real("lipschitz", lipschitz, above=0)
+    mu, B = real("split", split, above=0, below=1), setting.batch
+    tail = -math.log(real("delta", delta, above=0, below=1))
+    G = real("lipschitz", lipschitz, above=0)
     root = math.sqrt(setting.dimension * setting.smoothness * _reach(setting) * tail)
     scale = 4 * math.sqrt(5) * G * root / _population(setting, epsilon, smallest)
     printed = scale * (1 + 1 / (B**2 * mu * (1 - mu)))
@@ -562,4 +563,4 @@ def theorem_3(l: float, clients: int, lipschitz: float, spread: float) -> float:
             coordinate.
     """
     size = real("spread", spread, least=0) * real("lipschitz", lipschitz, least=0)
-    return max(0.0, 1 - (size / real("l", l, above=0)) ** 2 / whole("clients", clients))
+    return max(0.0, 1 - _square(size / real("l", l, above=0)) / whole("clients", clients))
