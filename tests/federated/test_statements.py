@@ -88,7 +88,7 @@ def test_fewer_rounds_than_planned_say_what_all_of_them_have() -> None:
     whole, part = federation(), released(plan(), 13)
     for view in ("server", "outsider"):
         made = client_statement(whole, 0, view, transcript=part)
-        all_of_it = client_statement(whole, 0, view)
+        all_of_it = client_statement(whole, 0)  # models that it is missing from hide nothing of it
         assert early(made) == [
             f"epsilon {at_most(all_of_it.guarantee)} of all 120 at delta 1e-05 for one record "
             "(13 were released)"

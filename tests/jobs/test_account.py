@@ -715,6 +715,30 @@ def test_noise_of_others_needs_what_they_agreed_on(tmp_path: Path) -> None:
         verified(tmp_path)
 
 
+def test_noise_of_others_is_not_in_a_federation_that_a_client_left(tmp_path: Path) -> None:
+    members = tuple(Member(f"c{k}") for k in range(2))
+    federation = Federation(members, (plan(),), 14, "sha256:" + "0" * 64, 8)
+    own = federation.plan(0)
+    aggregate = client_statement(federation, 0, "outsider").accountant
+    for rounds in (3, federation.rounds):
+        transcript = Transcript()
+        for one in map(own.round, range(rounds)):
+            transcript.append(one, one.noise_std, one.clip_norm)
+        for left in (True, False):
+            stated = client_statement(federation, 0, "outsider", transcript=transcript, left=left)
+            assert (stated.accountant == aggregate) == (rounds == federation.rounds)
+            evidence = {"plan.json": own, "transcript.json": transcript}
+            evidence |= {"federation.json": federation}
+            files = {name: held.to_json() for name, held in evidence.items()}
+            stated.save(tmp_path, files)
+            assert "plan" in verified(tmp_path).checked
+            if rounds < federation.rounds:
+                forged = again(stated, accountant=aggregate)
+                forged.save(tmp_path, files)
+                with pytest.raises(StatementError, match="gives no holder"):
+                    verified(tmp_path)
+
+
 def test_noise_of_others_is_not_in_a_gossip_that_ended_early(tmp_path: Path) -> None:
     network = gossip()
     own = network.plan(0)

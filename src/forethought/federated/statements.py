@@ -65,8 +65,8 @@ def client_statement(
         delta: δ; the plan's by default.
         not_covered: other uses of the client's records, such as an accuracy that was looked at.
         left: True: its owner ended it, perhaps for what results showed, so all rounds count.
-        made: number of updates of every client; None: as planned. If a client missed a round, no
-            noise of others counts.
+        made: number of updates of every client; None: as planned, if ``transcript`` is whole. If a
+            client missed a round, no noise of others counts.
 
     Raises:
         ValueError: an unknown view.
@@ -78,7 +78,8 @@ def client_statement(
     federation.require_released(client, transcript)
     plan = plan_made(federation, client, transcript)
     own = _phase_notes(federation, client, transcript)
-    accountant = accountant_of(federation, client, view, made)
+    released = None if transcript is None else len(transcript)
+    accountant = accountant_of(federation, client, view, made, released)
     if federation.sizes is not None:
         kept = charged(federation.plan(client), transcript)
         accountant = kept.details()
@@ -289,9 +290,17 @@ def notes(federation: Federation) -> tuple[Caveat, ...]:
 
 
 def accountant_of(
-    federation: Federation, client: int, view: View, made: Sequence[int] | None = None
+    federation: Federation,
+    client: int,
+    view: View,
+    made: Sequence[int] | None = None,
+    released: int | None = None,
 ) -> dict[str, Any] | None:
-    """The accountant of a client's releases against ``view``; None: the plan's own accounting."""
+    """The accountant of a client's releases against ``view``; None: the plan's own accounting.
+
+    Args:
+        made: see :func:`gain`. released: the number of the client's own rounds; None: all.
+    """
     if view == "server" or federation.sizes is not None:
         return None
     if view == "secure-server":
@@ -299,6 +308,8 @@ def accountant_of(
     secure = federation.secure or {"dropouts": 0}
     # The noise of drop-outs may be missing from a sum.
     known = (view == "client") + int(secure["dropouts"])
+    if made is None and released not in (None, federation.updates(client)):
+        made = [int(released or 0)]  # it was missing from models that the others may have made
     found = gain(federation, client, known, made)
     if found > 1.0:
         return {"kind": AGGREGATE, "gain": found}

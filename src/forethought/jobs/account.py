@@ -526,9 +526,10 @@ def _views_of(
     """
     kind = statement.accountant["kind"]
     if isinstance(agreed, Federation):
+        rounds = sum(row.count for row in statement.releases)
         for view in VIEWS:
             if view != "secure-server" or agreed.secure is not None:
-                yield accountant_of(agreed, me, view)
+                yield accountant_of(agreed, me, view, released=rounds or None)
     elif kind == AGGREGATE:
         yield {"kind": AGGREGATE, "gain": outsider_gain(agreed, me, len(statement.mechanism))}
     elif kind == NETWORK:
