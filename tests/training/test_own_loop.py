@@ -520,7 +520,9 @@ def give(model: Any) -> None:
     model[0].weight.grad = torch.ones_like(model[0].weight)
 
 
-@pytest.mark.parametrize(("before", "after"), [(penalise, None), (give, None), (None, give)])
+@pytest.mark.parametrize(
+    ("before", "after"), [(penalise, None), (give, None), (None, give), (None, penalise)]
+)
 def test_a_gradient_that_would_be_lost_is_refused(before: Any, after: Any) -> None:
     model, loader, optimizer = opened()
     inputs, targets = next(iter(loader))
@@ -541,6 +543,49 @@ def test_a_gradient_that_would_be_lost_is_refused(before: Any, after: Any) -> No
     inputs, targets = next(iter(loader))
     criterion(model(inputs), targets).backward()
     optimizer.step()
+
+
+def test_a_gradient_that_is_added_to_the_last_rounds_is_refused() -> None:
+    model, loader, optimizer = opened()
+    inputs, targets = next(iter(loader))
+    criterion(model(inputs), targets).backward()
+    optimizer.step()
+    inputs, targets = next(iter(loader))
+    penalise(model)  # into what the round left in .grad
+    with pytest.raises(RoundError, match="no round gave"):
+        criterion(model(inputs), targets).backward()
+
+
+@pytest.mark.parametrize("name", ["param_groups", "state", "defaults"])
+def test_what_the_optimizer_would_not_get_is_refused(name: str) -> None:
+    _, _, optimizer = opened()
+    with pytest.raises(RoundError, match="would be lost"):
+        setattr(optimizer, name, [])
+    assert getattr(optimizer, name) != []
+
+
+class Noting(nn.Linear):
+    """Has a state that is no tensor."""
+
+    def get_extra_state(self) -> dict[str, int]:
+        return {"seen": 3}
+
+    def set_extra_state(self, state: Any) -> None:
+        pass
+
+
+def test_a_state_that_no_folder_holds_is_named(tmp_path: Path) -> None:
+    model = Noting(5, 2)
+    with pytest.raises(TypeError, match="get_extra_state"):
+        ft.train(model, data(), plan(), out=tmp_path / "one")
+    loader, optimizer = ft.private(model, None, data(), plan(), seed=1)
+    inputs, targets = next(iter(loader))
+    criterion(model(inputs), targets).backward()
+    optimizer.step()
+    with pytest.raises(TypeError, match="get_extra_state"):
+        optimizer.finish(out=tmp_path / "two")
+    assert not any(tmp_path.glob("two/*"))
+    assert len(optimizer.finish().transcript) == 1
 
 
 def test_a_public_gradient_is_added_in_a_hook() -> None:

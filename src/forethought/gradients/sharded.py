@@ -43,14 +43,33 @@ def take_shards(model: nn.Module) -> Shards | None:
     return found
 
 
+def tensors_of(model: nn.Module) -> dict[str, Tensor]:
+    """The model's state, of which all parts are tensors.
+
+    Raises:
+        TypeError: a part of the state is no tensor.
+    """
+    state = model.state_dict()
+    for name, part in state.items():
+        if not isinstance(part, Tensor):
+            raise TypeError(
+                f"{name} in the model's state_dict is a {type(part).__name__}, and a run folder "
+                "holds tensors alone: let get_extra_state return a tensor, or leave out= out"
+            )
+    return state
+
+
 def whole_state(model: nn.Module, keep: bool = True) -> dict[str, Tensor]:
     """The model's state with whole tensors; all processes of a sharded model call it together.
 
     Args:
         keep: False in a process that only takes part in the gathering: it gets an empty result.
             A model that is not sharded gives its state in every case.
+
+    Raises:
+        TypeError: a part of the state is no tensor.
     """
-    state = model.state_dict()
+    state = tensors_of(model)
     if boundary.shards_of(model) is None:
         return state
     found = {}

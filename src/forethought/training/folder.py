@@ -35,7 +35,7 @@ from forethought.accounting.exact import epsilon
 from forethought.accounting.interval import at_most
 from forethought.accounting.statement import OF_RUN, Statement, StatementError, content_hash
 from forethought.gradients.boundary import STANDARD, of_user, shards_of
-from forethought.gradients.sharded import load_whole
+from forethought.gradients.sharded import load_whole, tensors_of
 from forethought.rounds.preparation import Prepared
 from forethought.rounds.randomness import SECRET_BYTES, Secrets, Seeds
 from forethought.rounds.records import Records, content
@@ -208,7 +208,7 @@ def _architecture(model: torch.nn.Module) -> str:
     """The modules, their settings and code, and the shape of every tensor; not the weights."""
     modules = {type(module) for module in model.modules()}
     lines = [_ADDRESS.sub("", repr(model))]
-    lines += [f"{name} {tuple(t.shape)} {t.dtype}" for name, t in model.state_dict().items()]
+    lines += [f"{name} {tuple(t.shape)} {t.dtype}" for name, t in tensors_of(model).items()]
     lines += [f"{name} {p.requires_grad}" for name, p in model.named_parameters()]
     lines += [f"{name} {module.training}" for name, module in model.named_modules()]
     lines += sorted(f"{kind.__qualname__} {_code(kind.forward.__code__)}" for kind in modules)

@@ -227,7 +227,7 @@ class _Rounds:
         self._left = self._standing()
         # A mark has the full shape of a weight, so that sharded weights get none.
         self._watched = [*parameters.values()] if shards is None else []
-        self._told, self._released = list[str](), dict[nn.Parameter, torch.Tensor | None]()
+        self._told, self._released = list[str](), dict[nn.Parameter, tuple[Any, int]]()
         self._gate = Gate(model)
         self._weights = dict(model.named_parameters())  # the frozen ones too
 
@@ -250,18 +250,18 @@ class _Rounds:
     def take(self, value: Deferred, batch: int) -> None:
         """Take the loss of a batch, which ``Deferred.backward`` states."""
         if batch <= self.done:
-            raise RoundError(
-                f"this loss is about an earlier batch; the present one is that of round {self.done}"
-            )
+            raise RoundError(f"this loss is about an earlier batch than that of round {self.done}")
         if self._value is not None:
             raise RoundError(
                 "a second backward() in one round: a record contributes once. Add the losses up "
                 "first; to compute a large batch in pieces give micro_batch="
             )
         for parameter in self._watched:
-            if parameter.grad is not self._released.get(parameter):
+            given, version = self._released.get(parameter, (None, 0))
+            if parameter.grad is not given or getattr(given, "_version", 0) != version:
                 _require_none(parameter.grad)
-            mark = parameter.detach().new_zeros(()).expand_as(parameter).as_subclass(_NotYet)
+            # In memory of its own, so that torch adds up in it what a further backward() gives.
+            mark = torch.zeros_like(parameter.detach()).as_subclass(_NotYet)
             mark.told, parameter.grad = self._told, mark
         self._value = value
 
@@ -271,10 +271,7 @@ class _Rounds:
         The call comes before the round draws its records, like any other line of the loop.
         """
         if self._value is not None:
-            raise RoundError(
-                "optimizer.step(closure) after backward(): the closure states the loss of the "
-                "batch, and there is one already"
-            )
+            raise RoundError("optimizer.step(closure) after backward(): leave one of the two out")
         returned = closure()
         if self._given > self.done and self._value is None:
             raise RoundError("the closure called no backward() on the present batch's loss")
@@ -290,9 +287,8 @@ class _Rounds:
             )
         value, self._value = self._value, None  # of a refused loss nothing is left
         for parameter in self._watched:
-            if isinstance(parameter.grad, _NotYet):
-                parameter.grad = None
             _require_none(parameter.grad)
+            parameter.grad = None
         found = stated(value, self.model, self.records, self._stated)
         if found is not self._stated and self.team.size > 1:
             self._named = fingerprint(found[0])
@@ -342,27 +338,21 @@ class _Rounds:
         # Fused kernels do not count their writes.
         uncounted = (group for group in groups if group.get("lr") == 0 or group.get("fused"))
         resting = {id(p) for group in uncounted for p in group["params"]}
+        same = {name for name, found in after.items() if before.get(name) == found}
         still = [
             name
-            for name, parameter in trained.items()
-            if before[name] == after[name]
-            and parameter._version == self._versions[name]
-            and id(parameter) not in resting
+            for name, p in trained.items()
+            if name in same and p._version == self._versions[name] and id(p) not in resting
         ]
-        moved = [
-            name
-            for name, _ in self.model.named_parameters()
-            if name not in trained and before.get(name) != after[name]
-        ]
-        if self.descent.optimizer._optimizer_step_post_hooks:
-            moved = []  # a hook may write any weight: it knows only released values
-        if still or moved:
+        moved = [name for name in self._weights if name not in same and name not in trained]
+        what = ""
+        # A hook may write any weight: it knows only released values.
+        if moved and not self.descent.optimizer._optimizer_step_post_hooks:
+            what = f"moved {_some(moved)}, which is frozen"
+        if still:
+            what = f"left {_some(still)} as before, though the plan trains it"
+        if what:
             self.closed = f"round {self.done - 1} moved other weights than the plan trains"
-            what = (
-                f"left {_some(still)} as before, though the plan trains it"
-                if still
-                else f"moved {_some(moved)}, which is frozen"
-            )
             raise RoundError(
                 f"the optimizer {what}: make it from the parameters that the model has now "
                 "(adapters that are added, replaced or moved later are others), and train the "
@@ -412,8 +402,8 @@ class _Rounds:
         size = self._step_size(self.done) if self.planned else None
         self._versions = {name: p._version for name, p in self.descent.parameters.items()}
         self.descent.step(noised, size)
-        # Parts of the vector that the descent keeps for the next round.
-        self._released = {parameter: parameter.grad for parameter in self._watched}
+        # Parts of the vector that the descent keeps for the next round, and torch's counters.
+        self._released = {p: (p.grad, getattr(p.grad, "_version", 0)) for p in self._watched}
         self.average.update(self.done + 1)
         self.closed = ""
 
@@ -517,14 +507,15 @@ class PrivateLoader:
         """
         rounds = self._rounds
         rounds._require_going_on()
-        if rounds._value is None:  # an error in the loop may have left a batch without a loss
-            rounds._given = rounds.done
         end = next(end for end in self._ends if end > rounds.done)
         return self._until(end)
 
     def _until(self, end: int) -> Iterator[Any]:
-        while self._rounds.done < end:
-            yield self._rounds.next_batch()
+        rounds = self._rounds
+        if rounds._value is None:  # an error in the loop may have left a batch without a loss
+            rounds._given = rounds.done
+        while rounds.done < end:
+            yield rounds.next_batch()
 
 
 class PrivateOptimizer(torch.optim.Optimizer):
@@ -535,9 +526,12 @@ class PrivateOptimizer(torch.optim.Optimizer):
         self._rounds = rounds
 
     def __getattr__(self, name: str) -> Any:
-        if name == "_rounds":
-            raise AttributeError(name)
         return getattr(self._rounds.descent.optimizer, name)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name in ("param_groups", "state", "defaults"):
+            raise RoundError(f"optimizer.{name} = … would be lost: change the values in it instead")
+        super().__setattr__(name, value)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Run the round of the present batch, and update the weights with what it releases.
@@ -714,25 +708,21 @@ class _NotYet(torch.Tensor):
                 stacklevel=2,
             )
 
-        def zeros(part: Any) -> Any:
-            return part.as_subclass(torch.Tensor).clone() if isinstance(part, cls) else part
-
         with torch._C.DisableTorchFunctionSubclass():
-            args, kwargs = tree_map(zeros, (args, dict(kwargs or {})))
-            return function(*args, **kwargs)
+            return function(*args, **(kwargs or {}))
 
 
 def _require_none(given: torch.Tensor | None) -> None:
     """Refuse a gradient beside the round's, which would be lost without a word."""
-    if given is not None and not isinstance(given, _NotYet) and given.any():
+    if given is not None and given.any():
         raise RoundError(
             "the weights have a gradient that no round gave, and it would be lost: call zero_grad()"
             ", or add it in a hook of the optimizer (register_step_pre_hook) if it is public"
         )
 
 
-# Accesses to a gradient that do not use its values, as by zero_grad.
-_HARMLESS = frozenset({"__get__", "detach_", "requires_grad_", "zero_", "_foreach_zero_"})
+# Accesses to a gradient that do not use its values, as by zero_grad, and :func:`_require_none`'s.
+_HARMLESS = frozenset({"__get__", "any", "detach_", "requires_grad_", "zero_", "_foreach_zero_"})
 
 
 # Batches without values: the loop's operations on them are recorded, and computed in the round.
