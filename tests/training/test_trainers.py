@@ -169,6 +169,7 @@ class TextRecords(torch.utils.data.Dataset[Any]):
         {"gradient_accumulation_steps": 2},
         {"auto_find_batch_size": True},
         {"label_smoothing_factor": 0.1},
+        {"debug": "underflow_overflow"},
         {"gradient_checkpointing_kwargs": {"use_reentrant": True}},
     ],
 )
@@ -312,6 +313,51 @@ def test_a_trainer_that_has_trained_trains_no_more_in_silence(tmp_path: Path) ->
     training.finish()
     with pytest.raises(RoundError, match="no further rounds"):
         trainer.train()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_gradient_beside_a_trainers_round_is_refused(tmp_path: Path, when: str) -> None:
+    with_torchvision()
+    from transformers import Trainer
+
+    class Own(Trainer):  # type: ignore[misc]
+        def training_step(self, model: Any, inputs: Any, *rest: Any) -> Any:
+            if when == "before":
+                model.network[0].weight.square().sum().backward()
+            loss = super().training_step(model, inputs, *rest)
+            if when == "after":
+                model.network[0].weight.square().sum().backward()
+            return loss
+
+    plain = trainer_of(Named("tuple"), rows(), tmp_path)
+    trainer = Own(model=plain.model, args=plain.args, train_dataset=plain.train_dataset)
+    ft.private_trainer(trainer, planned(trainer.model, 1))
+    with pytest.raises(RoundError, match="no round gave"), warnings.catch_warnings():
+        warnings.simplefilter("error", NoGradientsWarning)
+        trainer.train()
+
+
+@pytest.mark.slow
+def test_a_trainer_that_was_interrupted_between_rounds_goes_on(tmp_path: Path) -> None:
+    with_torchvision()
+    from transformers import TrainerCallback
+
+    class Interrupting(TrainerCallback):  # type: ignore[misc]
+        begun = 0
+
+        def on_step_begin(self, *_: Any, **__: Any) -> None:
+            self.begun += 1
+            if self.begun == 2:
+                raise KeyboardInterrupt
+
+    trainer = trainer_of(Named("tuple"), rows(), tmp_path)
+    trainer.add_callback(Interrupting())
+    training = ft.private_trainer(trainer, planned(trainer.model, 1))
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train()
+    trainer.train()
+    assert len(training.finish().transcript) == 4
 
 
 @pytest.mark.slow
@@ -498,6 +544,35 @@ def test_what_lightning_would_run_otherwise_is_refused_and_a_fit_must_come_first
     trainer, _, inner = lightning_of(False)
     with pytest.raises(RoundError, match="nothing was released"):
         ft.private_trainer(trainer, planned(inner)).finish()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("by", "words"),
+    [("schedule", "GradientAccumulationScheduler"), ("strategy", "that wraps")],
+)
+def test_what_would_run_otherwise_later_is_refused_before_the_first_round(
+    by: str, words: str
+) -> None:
+    with_torchvision()
+    from lightning.pytorch.callbacks import GradientAccumulationScheduler
+    from lightning.pytorch.strategies import SingleDeviceStrategy
+
+    class Wrapping(SingleDeviceStrategy):
+        def setup(self, trainer: Any) -> None:
+            super().setup(trainer)
+            self.model = nn.Sequential(self.model)
+
+    options: dict[str, Any] = {"callbacks": [GradientAccumulationScheduler({0: 1, 1: 2})]}
+    if by == "strategy":
+        options = {"strategy": Wrapping(accelerator=None, device="cpu")}
+    trainer, module, inner = lightning_of(False, **options)
+    training = ft.private_trainer(trainer, planned(inner))
+    with pytest.raises(ValueError, match=words):
+        trainer.fit(module, DataLoader(TensorDataset(*table()), batch_size=16))
+    with pytest.raises(RoundError, match="nothing was released"):
+        training.finish()
 
 
 @pytest.mark.slow

@@ -125,6 +125,7 @@ _UNFIT: dict[str, tuple[object, str]] = {
     "overfit_batches": (None, _WHOLE_PLAN),
     "auto_find_batch_size": (None, "give micro_batch= for memory"),
     "fp16": (None, "a GradScaler would scale what is clipped; use bf16=True"),
+    "debug": ([], "it would print numbers of private records; debug on made-up ones"),
     "torch_compile": (None, "rounds look into the model"),
     "deepspeed": (None, "cut the model with torch's fully_shard instead"),
     "fsdp": (None, "cut the model with torch's fully_shard beforehand"),
@@ -214,7 +215,7 @@ def _in_transformers(trainer: Any, training: PrivateTraining) -> None:
         )
     loop = training._begin(trainer.model, trainer.optimizer, trainer.get_train_dataloader())
     rounds = loop.optimizer._rounds
-    rounds._watched.clear()  # a Trainer looks at gradients, and they would warn
+    rounds._told.append("clip_grad_norm_")  # a Trainer's own line: no warning of it
     trainer.optimizer, steps = loop.optimizer, _Steps(training)
     if planned:
         trainer.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(loop.optimizer, lambda _: 1.0)
@@ -288,15 +289,16 @@ def _lightning_callback(trainer: Any, training: PrivateTraining, part: Any) -> A
 
         def on_train_start(self, trainer: Any, pl_module: Any) -> None:
             alone("forethought.private_trainer of Lightning")
-            if not pl_module.automatic_optimization or len(trainer.optimizers) != 1:
+            wrapped = trainer.strategy.model is not pl_module
+            if wrapped or not pl_module.automatic_optimization or len(trainer.optimizers) != 1:
                 raise ValueError(
-                    "private rounds need one optimizer and automatic optimization; for a loop of "
-                    "your own use forethought.private"
+                    "private rounds need one optimizer, automatic optimization, and no strategy= "
+                    "that wraps the module; for a loop of your own use forethought.private"
                 )
+            if any(hasattr(one, "get_accumulate_grad_batches") for one in trainer.callbacks):
+                raise ValueError(f"leave GradientAccumulationScheduler out: {_PIECES}")
             if training._loop is not None:
-                raise RoundError(
-                    "it has trained: make a new trainer, and call private_trainer for it"
-                )
+                raise RoundError("it has trained: call private_trainer for a new trainer")
             model, given = pl_module if part is None else part, self.own.dataloader()
             if isinstance(given, Mapping | list | tuple) or hasattr(given, "flattened"):
                 raise ValueError("fit takes one training loader, in no dict and no list")
