@@ -29,6 +29,7 @@ from forethought.auditing.canaries import CanaryRecords
 from forethought.auditing.replay import Replay, replaying
 from forethought.data.dataset import of_persons
 from forethought.gradients import BatchDims
+from forethought.gradients.sums import Ones
 from forethought.rounds import contributions, private_sum, randomness
 from forethought.rounds.randomness import BoundNoise, GaussianNoise
 from forethought.training import records as person_records
@@ -88,6 +89,7 @@ CORRELATED = ft.Correlated(1.0, 4, ft.CyclicPoisson(0.5, 4), "example", BANDS)
 POISSON = plan_of(ft.Poisson(0.2))
 PEOPLE = plan_of(ft.Poisson(0.4), examples=N // 3, clip=ft.Clip(50.0), contribution=Persons(4))
 MEANS = Preparation(("means",), features=12, reach=4.0, noise_multiplier=20.0)
+RANGES = Preparation(("ranges",), bins=16, numbers=12, ranges_noise=20.0)
 QUANTILE = plan_of(ft.Poisson(0.2), 8, clip=ft.Clip(2.0, "quantile", count_noise=5.0))
 JOBS = {
     "poisson": Job(POISSON),
@@ -160,6 +162,21 @@ def test_sound_runs_agree_with_the_reference(name: str) -> None:
     assert not found.refuted, [f.reason for f in found.findings() if f.violated]
     assert found.replayed >= JOBS[name].plan.rounds
     assert len(found.findings()) >= 4
+
+
+def ranges_replayed() -> Replay:
+    with replaying() as found:
+        ft.prepare(plan_of(ft.Poisson(0.2), preparation=RANGES), (spoiled(), LABELS))
+    assert not found.refusals and found.replayed == 1
+    return found
+
+
+def test_released_ranges_are_replayed() -> None:
+    """Their vectors are listed by the places of their ones."""
+    assert not ranges_replayed().refuted
+    once = Ones.summed
+    with replaced((Ones, "summed", lambda *words: 3 * once(*words))):
+        assert ranges_replayed().refuted
 
 
 # --- planted faults

@@ -508,7 +508,12 @@ class _Look:
         """The contribution, before clipping, of these records with their copies, (parameters,)."""
         self._signs = np.random.default_rng(self._seed + 1)
         if isinstance(self._kind, Statistics):
-            return np.asarray(own[0][0][0], dtype=np.float64).reshape(-1)
+            vector = own[0][0][0]
+            if not isinstance(vector, Tensor):  # its ones are listed, by their places
+                row = np.zeros(vector.size)
+                row[vector.places[0].numpy()] = vector.known[0].item()
+                return row
+            return np.asarray(vector, dtype=np.float64).reshape(-1)
         ready = [[self._record(*copy) for copy in copies] for copies in own]
         if isinstance(self._kind, mechanism.LocalUpdates) and not self._kind.local.is_gradient:
             return self._local(self._kind.local, ready, seed)
