@@ -510,9 +510,7 @@ class _Look:
         if isinstance(self._kind, Statistics):
             vector = own[0][0][0]
             if not isinstance(vector, Tensor):  # its ones are listed, by their places
-                row = np.zeros(vector.size)
-                row[vector.places[0].numpy()] = vector.known[0].item()
-                return row
+                return np.bincount(vector.places[0], minlength=vector.size) * vector.known[0].item()
             return np.asarray(vector, dtype=np.float64).reshape(-1)
         ready = [[self._record(*copy) for copy in copies] for copies in own]
         if isinstance(self._kind, mechanism.LocalUpdates) and not self._kind.local.is_gradient:
@@ -596,8 +594,7 @@ class _Look:
             else:
                 values.append((outputs.reshape(-1) - wanted[..., 0]).square().sum())
         if not values:  # a person without rows has the gradient zero
-            outputs = inner(torch.zeros_like(rows[:1]))
-            return outputs.sum() * 0
+            return inner(torch.zeros_like(rows[:1])).sum() * 0
         return torch.stack(values).sum() / len(values)
 
     def _local(self, local: mechanism.Local, own: Sequence[Sequence[Record]], seed: int) -> Array:

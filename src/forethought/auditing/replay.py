@@ -281,9 +281,7 @@ class _Witness:
         released = noised.vector.detach().cpu().numpy()
         std = one.noise_multiplier * one.clip_norm
         room = 4 * UNIT
-        if not std:
-            noise = np.zeros_like(total)
-        elif one.strategy is None:
+        if one.strategy is None:
             noise = std * self._reference.numbers(bound)
         else:
             noise = std * self._reference.correlated(one, self._bounds)

@@ -106,9 +106,9 @@ def train(
     report.figures.draw_run(summary, folder / "figures")
     report.page.write_pages(summary)
     results = jobs.train.named(summary.results, prepared.loaded)
-    wide = summary.too_wide
+    whole = None if goes_on else seconds  # what ran before is not measured
     report.terminal.show_result(
-        output.console, run.statement, run.accuracy, seconds, folder, results, wide
+        output.console, run.statement, run.accuracy, whole, folder, results, summary.too_wide
     )
     report.terminal.show_phases(output.console, run)
     output.json(lambda: {"folder": str(folder), "accuracy": run.accuracy, **_result(run)})

@@ -455,7 +455,7 @@ def _signer(
     path = _envelope_of(found)
     if not _there(path):
         if key is not None:
-            raise StatementError(f"{found} is not signed")
+            raise StatementError("the statement is not signed")
         return None
     signed = signing.attested(read_outside(path), key)
     present = {**files, found.name: content_hash(text.encode())}

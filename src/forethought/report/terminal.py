@@ -274,7 +274,7 @@ def show_result(
         parts.append(f"accuracy on held-out data {accuracy:.1%}")
     if seconds is not None:
         parts.append(f"trained in {seconds:.1f} s")
-    if parts:
+    if parts or results is not None:
         console.print(f"\n[bold]Result[/bold]  {', '.join(parts)}")
     show_figures(console, results)
     for sentence in too_wide:
