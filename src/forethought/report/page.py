@@ -704,7 +704,7 @@ def _result(results: Results) -> list[str]:
 def _curves(summary: RunSummary) -> list[str]:
     found, delta = [], at_most(summary.statement.delta, ".3g")
     for name, title, shown, marked in (
-        ("accuracy", "accuracy on held-out records", percent, None),
+        ("accuracy", "accuracy on held-out records, by likeliest answers", percent, None),
         ("epsilon", f"ε at δ = {delta}", short, lambda epsilon: at_most(epsilon, ".3g")),
     ):
         # Without noise ε is infinite and cannot be drawn.
