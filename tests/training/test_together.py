@@ -140,6 +140,19 @@ def test_the_command_line_runs_under_torchrun(tmp_path: Path) -> None:
     assert wrong.returncode != 0
 
 
+@pytest.mark.slow
+def test_a_job_that_releases_before_it_trains_runs_under_torchrun(tmp_path: Path) -> None:
+    """One process makes these releases, and every process has them."""
+    job, out = tmp_path / "job.toml", tmp_path / "run"
+    job.write_text(
+        '[data]\nsource = "digits"\nstandardise = "private"\nbounds = [0.0, 1.0]\n'
+        '[model]\nname = "linear"\n[budget]\nepsilon = 3.0\n[training]\nrounds = 3\n'
+    )
+    done = launch("train", str(job), "--out", str(out), module=("-m", "forethought"))
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert (out / "prepared.json").is_file() and (out / "statement.json").is_file()
+
+
 @pytest.mark.parametrize("size", [1, 2, 3, 7])
 @pytest.mark.parametrize("groups", [None, 1, 4])
 def test_the_shares_of_a_team_are_the_batch(size: int, groups: int | None) -> None:

@@ -467,7 +467,7 @@ def train(
     team = present_team()
     # Before anything is paid or released. It is a barrier too: no process still reads the folder.
     team.require_same(plan, "plan")
-    alike = augment, prepared, ledger is None, folder is None, resume
+    alike = augment, prepared and prepared.to_json(), ledger is None, folder is None, resume
     team.require_same(alike, "augment=, prepared=, ledger=, out= or resume=")
     with contextlib.ExitStack() as held:
         if folder is not None:
