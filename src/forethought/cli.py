@@ -60,6 +60,8 @@ def main() -> None:
         with warnings.catch_warnings():
             warnings.showwarning = lambda text, *_: say("warning", "yellow", text)
             app()
+    except KeyboardInterrupt:  # before a command has begun
+        raise SystemExit(130) from None
     except ValueError as error:
         raise SystemExit(fail(error, 2)) from None
     except RuntimeError as error:

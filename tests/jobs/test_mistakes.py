@@ -369,18 +369,30 @@ def test_a_command_whose_output_was_closed_does_its_work(
     assert Path("plan.json").exists()
 
 
-def test_an_interrupt_while_modules_load_is_no_traceback() -> None:
-    script = """
-import runpy, sys
-
+EARLY = {
+    "while modules load": """
 class Interrupts:
     def find_spec(self, name, *_):
         if name == "forethought.commands.account":
             raise KeyboardInterrupt
 
 sys.meta_path.insert(0, Interrupts())
-runpy.run_module("forethought", run_name="__main__")
-"""
+""",
+    "while the commands are put together": """
+import typer.main
+
+def interrupted(*_):
+    raise KeyboardInterrupt
+
+typer.main.get_command = interrupted
+""",
+}
+
+
+@pytest.mark.parametrize("when", EARLY)
+def test_an_early_interrupt_is_no_traceback(when: str) -> None:
+    run = 'runpy.run_module("forethought", run_name="__main__")'
+    script = f"import runpy, sys\n{EARLY[when]}\n{run}\n"
     found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert (found.returncode, found.stderr) == (130, "")
 
@@ -542,6 +554,23 @@ def test_names_with_brackets_are_printed_as_they_are(forethought: Callable[..., 
     Path("job.toml").write_text(JOB)
     status, out, _ = forethought("train", "job.toml", "--out", "run[bold]")
     assert status == 0 and "Run folder  run[bold]" in out
+    told = {"epsilon": 8, "delta": 1e-6, "data": "d"}
+    options = [word for name, value in told.items() for word in (f"--{name}", value)]
+    assert forethought("ledger", "create", "b[red].db", *options)[0] == 0
+    assert "b[red].db verifies" in forethought("ledger", "verify", "b[red].db")[1]
+
+
+@pytest.mark.slow
+def test_answers_that_are_no_numbers_end_a_paid_run_in_words(
+    forethought: Callable[..., Outcome],
+) -> None:
+    Path("job.toml").write_text(JOB.replace('"linear"', '"mlp"'))
+    assert forethought("plan", "job.toml", "--save", "plan.json")[0] == 0
+    text = Path("plan.json").read_text()
+    Path("plan.json").write_text(text.replace('"learning_rate": 0.1', '"learning_rate": 1e30'))
+    status, _, err = forethought("train", "job.toml", "--plan", "plan.json", "--out", "run")
+    assert status == 0 and "smaller step size" in err and "NaN" not in err
+    assert Path("run/report.html").is_file() and not Path("run/results.json").exists()
 
 
 def test_what_is_read_and_what_a_run_holds_is_never_replaced(

@@ -496,6 +496,13 @@ def test_new_inputs_are_standardised_as_those_of_training(tmp_path: Path, how: s
     assert float(measured) == pytest.approx(np.mean(outputs.argmax(1) == test.targets))
     plain = torch.softmax(predictor.model(torch.from_numpy(test.inputs)).double(), 1)
     assert not np.allclose(plain.detach().numpy(), outputs)  # it does make a difference
+    if how == STANDARDISED[0]:
+        released = run / "prepared.json"
+        values = json.loads(released.read_text())
+        values["constants"]["shift"][0] += 1.0
+        released.write_text(json.dumps(values))
+        with pytest.raises(JobError, match="not the model"):
+            ft.load(run)
 
 
 def rare(path: Path, count: int) -> Path:

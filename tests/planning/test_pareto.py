@@ -62,6 +62,22 @@ def test_a_utility_graph_replaces_the_noise_objective() -> None:
     )
     assert {c.plan.clip_norm for c in front.candidates} == {0.5}
     assert all(c.noise == pytest.approx(0.005 * c.plan.noise_multiplier) for c in front.candidates)
+    # What this function looked at, the planner does not know.
+    assert "as declared by the user" in str(front.candidates[0].plan.hyperparameters)
+
+
+def test_a_search_by_a_graph_of_private_records_says_so() -> None:
+    plan = ft.plan(examples=10, noise_multiplier=0.0, rounds=1, batch=10, delta=0.01)
+    norms, sigmas = (0.5, 2.0), (0.1, 4.0)
+    accuracy = np.array([[[0.8], [0.5]], [[0.7], [0.2]]])
+    graph = ft.UtilityGraph(norms, sigmas, np.full(2, 0.9), accuracy, "private", 100, plan)
+    told = {"examples": 2000, "delta": 1e-5, "not_covered": ("a drawing of the data",)}
+    front = pareto(**told, loss_of_utility=graph.loss, **GRID)
+    found = front.candidates[0].plan
+    assert "private data" in str(found.hyperparameters)
+    assert {"a drawing of the data", *map(str, graph.not_covered)} <= set(
+        map(str, found.not_covered)
+    )
 
 
 @pytest.mark.parametrize(

@@ -381,6 +381,19 @@ def test_a_long_path_is_printed_whole() -> None:
     stated = ft.account(PLAN)
     shown = written(lambda c: terminal.show_result(c, stated, None, None, folder), 40)
     assert str(folder) in shown
+    done = replace(summary(), figures=(folder / "epsilon.png",))
+    assert str(done.figures[0]) in written(lambda c: terminal.show_summary(c, done), 40)
+
+
+def test_an_epsilon_by_who_sees_what_is_rounded_up() -> None:
+    federation, gossip = a_federated_plan(True), a_gossip_plan(True)
+    for one in (*federation.clients, *gossip.workers):
+        one.epsilon = one.outsider_epsilon = one.epsilon_without_headroom = 2.98712
+        one.secure_epsilon = one.network_epsilon = 2.98712
+    for plan, columns in ((federation, 3), (gossip, 4)):
+        text = written(lambda c, plan=plan: holders.show_plan(c, plan), 200)
+        rows = [line for line in text.splitlines() if "2.98" in line]
+        assert rows and all(row.count("2.988") == columns for row in rows)
 
 
 def test_a_run_that_is_under_way_is_not_to_be_continued() -> None:

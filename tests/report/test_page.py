@@ -173,6 +173,11 @@ def test_a_run_without_noise_has_a_report_all_the_same(tmp_path):
     rows = tuple({"round": str(n), "accuracy": "0.5", "epsilon": "inf"} for n in (1, 2, 3))
     page = Page(report_page(RunSummary(tmp_path, plan, ft.account(plan), rows, ())))
     assert "not differentially private" in page.text and len(page.points) == 1
+    assert "less may be spent" not in page.text  # there is no search whose ends could be apart
+
+
+def test_three_digits_are_no_power_of_ten():
+    assert [charts.short(value) for value in (999.4, 999.7, 1000.0)] == ["999", "999.7", "1000"]
 
 
 @pytest.mark.thinned
@@ -288,11 +293,13 @@ def test_any_curve_is_drawn_inside_its_frame(points):
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("chromium") is None, reason="Debian's chromium is not installed")
 def test_a_browser_shows_the_pages_without_an_error(tmp_path):
-    write_pages(summary(tmp_path))
+    curve = Shape("x" * 90, "number", (0.0, 1.0), ((1.0, -1.0),))
+    write_pages(summary(tmp_path, shapes=Shapes(("y",), "log-odds", (0.0,), (curve,), ())))
     script = """<script>
-      const chart = document.querySelector("svg.chart");
+      const chart = [...document.querySelectorAll("svg.chart")][1];
       chart.dispatchEvent(new PointerEvent("pointermove", {clientX: -1e6}));
-      document.title = `${window.faults} faults, ${chart.querySelector(".tip").textContent}`;
+      const tip = chart.querySelector(".tip").textContent, root = document.documentElement;
+      document.title = `${window.faults} faults, ${tip}, ${root.scrollWidth - innerWidth} over`;
     </script>"""
     page = tmp_path / "report.html"
     watch = "<script>window.faults = 0; window.onerror = () => { window.faults++ }</script>"
@@ -307,6 +314,8 @@ def test_a_browser_shows_the_pages_without_an_error(tmp_path):
             "--no-first-run",
             *(f"--disable-{name}" for name in quiet),
             f"--user-data-dir={tmp_path / 'profile'}",
+            "--window-size=500,900",
+            "--hide-scrollbars",
             "--dump-dom",
             page.as_uri(),
         ],
@@ -315,4 +324,4 @@ def test_a_browser_shows_the_pages_without_an_error(tmp_path):
         timeout=600,
         check=True,
     )
-    assert "<title>0 faults, round 10: 60.0%</title>" in done.stdout
+    assert "<title>0 faults, round 10: 60.0%, 0 over</title>" in done.stdout

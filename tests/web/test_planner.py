@@ -119,6 +119,7 @@ def test_persons_are_planned_for():
         ({"epsilon": True}, "epsilon"),
         ({"epsilon": math.nan}, "epsilon"),
         ({"records": 10**12}, "records"),
+        ({"records": 10**400}, "records"),
         ({"records": 50.5}, "whole number"),
         ({"records": None}, "records"),
         ({"without": 0.5}, "without must be"),

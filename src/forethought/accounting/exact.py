@@ -615,8 +615,11 @@ def _chained(single: Mechanism, mechanism: Mechanism, group: int, accuracy: floa
 def why_wide(
     mechanism: Mechanism, group: int, found: Interval, accuracy: float = 1e-3
 ) -> str | None:
-    """The reason why the interval is wider than ``accuracy``, relatively; None if it is not."""
-    if found.upper - found.lower <= accuracy * found.upper or found.upper <= SMALLEST:
+    """The reason why the ends are wider than ``accuracy`` apart, relatively; None: they are not.
+
+    The difference of two infinite ends is NaN, which is above nothing.
+    """
+    if not found.upper - found.lower > accuracy * found.upper or found.upper <= SMALLEST:
         return None
     try:
         if single_changes(mechanism, group) is not None:

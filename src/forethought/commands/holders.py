@@ -293,8 +293,12 @@ def _show_part(output: command.Output, took: TookPart, folder: Path) -> None:
     output.say(text)
 
 
-def _paused() -> typer.Exit:
-    return typer.Exit(command.fail("paused; the same command goes on where it was", 130))
+def _end_unfinished(*reasons: str | None) -> None:
+    """End the command if a member paused, or if its ledger was set back."""
+    if None in reasons:
+        raise typer.Exit(command.fail("paused; the same command goes on where it was", 130))
+    if "ledger set back" in reasons:
+        raise typer.Exit(command.fail("a ledger was set back: restore the newest one", 1))
 
 
 # Commands of a federation, with a server.
@@ -440,8 +444,7 @@ def client(
             "alarms": [raised.code for raised in took.alarms],
         }
     )
-    if took.reason is None:
-        raise _paused()
+    _end_unfinished(took.reason)
     if took.reason == LEFT:
         output.say("left: the others go on without this client")
     elif not took.over:
@@ -491,10 +494,7 @@ def gossip_train(
             f"against the neighbours{accuracy}"
         )
     output.json(lambda: {"workers": found})
-    if any(one["reason"] is None for one in found):
-        raise _paused()
-    if any(one["reason"] == "ledger set back" for one in found):
-        raise typer.Exit(command.fail("a ledger was set back: restore the newest one", 1))
+    _end_unfinished(*(one["reason"] for one in found))
 
 
 @gossip.command(epilog="Example: forethought gossip peer job.toml --keys keys/hospital-a")
@@ -535,8 +535,5 @@ def peer(
     if "alone" in drove.counts:
         words = "nobody is there; if all have finished, the statement is the last word of this one"
         raise typer.Exit(command.fail(words, 1))
-    if drove.reason is None:
-        raise _paused()
-    if drove.reason == "ledger set back":
-        raise typer.Exit(command.fail("the ledger was set back: restore the newest one", 1))
+    _end_unfinished(drove.reason)
     judge(output, found)

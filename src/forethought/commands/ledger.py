@@ -180,7 +180,7 @@ def verify(
         raise typer.Exit(command.fail(f"{place} does not verify: {'; '.join(problems)}", 1))
     signed = "signatures, " if public_key else ""
     older = "" if head else "; an older copy would, too: give the newest --head you know of"
-    output.console.print(f"{place} verifies: chain, {signed}sums and lives{older}")
+    output.say(f"{place} verifies: chain, {signed}sums and lives{older}")
 
 
 @ledger.command(
@@ -312,6 +312,6 @@ def serve(
         keys: dict[str, Any] = {"certificate": certificate, "key": certificate_key}
         listener = service.listening(host, port, plain=plain_http, **keys)
         scheme, found = "http" if certificate is None else "https", listener.getsockname()[1]
-        output.console.print(f"{place} at {scheme}://{host}:{found}; Ctrl-C ends it")
+        output.say(f"{place} at {scheme}://{host}:{found}; Ctrl-C ends it")
         with listener, nullcontext() if log is None else log.open("a", encoding="utf-8") as file:
             service.server(book, **keys, log=file).run(sockets=[listener])

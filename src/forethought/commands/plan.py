@@ -328,7 +328,7 @@ def papers(
 def ui(
     output: command.Words,
     job_file: Path | None = command.JOB_FILE,
-    port: int = option("On 127.0.0.1; 0: any that is free.", default=0),
+    port: int = option("On 127.0.0.1; 0: any that is free.", default=0, min=0, max=65535),
     folder: Path = option("Where plans and jobs are saved.", default=Path()),
     data_dir: Path | None = command.DATA_DIR,
 ) -> None:
@@ -338,7 +338,6 @@ def ui(
     command.refuse(
         not folder.is_dir(), f"{folder} is no folder: make it first, or give another --folder"
     )
-    command.refuse(not 0 <= port <= 65535, f"--port is 0 (any that is free) to 65535, not {port}")
     place, start = beginning(job_file, folder, data_dir)
     try:
         server = PlannerServer(place, start, port)

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import typer
-from rich.text import Text
 
 from forethought import jobs, report
 from forethought.commands import command
@@ -217,5 +216,5 @@ def export(
     names = f"{', '.join(inputs)} → {', '.join(outputs)}"
     output.say(f"{onnx}: {names}, as forethought.load answers")
     if first:
-        output.console.print(Text(first["before"]))
+        output.say(first["before"])
     output.json(lambda: {"onnx": str(onnx), "inputs": inputs, "outputs": outputs, **first})

@@ -295,12 +295,15 @@ def load(folder: str | Path) -> Predictor:
             constants = public_constants(card.standardise, card.inputs[0])
     run.load_model(model)
     statement = Statement.load(path / STATEMENT)
-    named = statement.about and statement.about.model
-    if named and named != content_hash((path / MODEL).read_bytes()):
-        raise JobError(
-            f"{path / MODEL} is not the model that the statement beside it is about: restore it "
-            "from a copy"
-        )
+    stated = {MODEL: statement.about and statement.about.model}
+    if isinstance(card.standardise, str) and statement.evidence is not None:
+        stated[PREPARED] = statement.evidence.files.get(PREPARED)
+    for name, named in stated.items():
+        if named and named != content_hash((path / name).read_bytes()):
+            raise JobError(
+                f"{path / name} is not the model, or the part of it, that the statement beside it "
+                "is about: restore it from a copy"
+            )
     return Predictor(model.eval(), card, statement, path, constants)
 
 

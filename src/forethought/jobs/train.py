@@ -153,8 +153,6 @@ def propose(
     front = None
     alternatives: tuple[Neighbour, ...] = ()
     if limits is not None:
-        if graph is not None:
-            asked = asked.with_(**graph.told("limits of a search"))
         front = pareto(
             asked,
             clip_norms=None if graph is None else graph.clip_norms,
@@ -655,6 +653,10 @@ def _keep_results(loaded: Loaded, found: Run, test: tuple[Any, Any] | None, fold
     names = loaded.request.job.run.metrics
     called = _called(loaded)
     outputs, targets = outputs_of(found.model, test[0]), np.asarray(test[1])
+    if not np.isfinite(outputs).all():
+        words = "answers to held-out records are not finite, nor measured: take a smaller step size"
+        warnings.warn(words, stacklevel=2)
+        return
     if called is None:
         values = outputs.reshape(len(outputs), -1)[:, 0].astype(np.float64)
         if encoder is not None:

@@ -22,6 +22,7 @@ from forethought.planning import defaults
 from forethought.planning.defaults import gradient_computations, noise_to_signal
 from forethought.planning.plan_request import PlanError, PlanRequest, least_noise, noise_of
 from forethought.planning.solve import largest, plan, room_for, unchecked
+from forethought.values.caveats import Caveat
 from forethought.values.checks import real, whole
 from forethought.values.mechanism import (
     Adjacency,
@@ -140,8 +141,9 @@ class SearchGrid:
         group_sizes: numbers of records in a group to try, with clipping="group" and without
             ``groups`` in the request. No objective improves with larger groups, so leave out sizes
             that are too small for the inner algorithm: the search would prefer them.
-        loss_of_utility: from (C, σ) to the predicted share of utility lost, for example from a
-            utility graph; it then replaces the objective "noise".
+        loss_of_utility: from (C, σ) to the predicted share of utility lost, such as the method
+            ``loss`` of a utility graph; it then replaces the objective "noise". The Statement says
+            on what data the graph was measured; of another function only the user knows.
 
     Raises:
         ValueError, TypeError: a value outside its range, or clip norms without that function.
@@ -209,6 +211,12 @@ def pareto(
     """
     grid = SearchGrid(batches, rounds, noise_multipliers, clip_norms, loss_of_utility, group_sizes)
     request = PlanRequest.of(request, **keywords)
+    if loss_of_utility is not None:  # it decides on the plan: a graph says on what data it rests
+        graph: Any = getattr(loss_of_utility, "__self__", None)
+        said = graph.told("limits of a search") if hasattr(graph, "told") else {}
+        declared = {"hyperparameters": request.hyperparameters or Caveat("declared")}
+        uses = (*request.not_covered, *said.get("not_covered", ()))
+        request = request.with_(**{**declared, **said, "not_covered": uses})
     if group_sizes and (request.clipping != "group" or request.groups is not None):
         raise PlanError("group_sizes= go with clipping='group', and with no groups=: drop one")
     limits = _limits(request, grid, limits)

@@ -309,23 +309,20 @@ def draw_utility_map(graph: UtilityGraph, path: Path, tolerance: float = 0.1) ->
 
 def edges_of(grid: tuple[float, ...]) -> Any:
     """The borders of the cells around grid points: midpoints, on log grids of the logarithms."""
+    if len(grid) == 1:
+        return grid[0] * np.array([0.5, 1.5])
     points = np.log(grid) if _logarithmic(grid) else np.asarray(grid)
-    if len(points) == 1:
-        edges = points[0] + np.array([-0.5, 0.5]) * (1.0 if _logarithmic(grid) else points[0])
-    else:
-        middle = (points[1:] + points[:-1]) / 2
-        edges = np.concatenate([[2 * points[0] - middle[0]], middle, [2 * points[-1] - middle[-1]]])
+    middle = (points[1:] + points[:-1]) / 2
+    edges = np.concatenate([[2 * points[0] - middle[0]], middle, [2 * points[-1] - middle[-1]]])
     return np.exp(edges) if _logarithmic(grid) else edges
 
 
 def _logarithmic(grid: tuple[float, ...]) -> bool:
-    """True if the points span at least a decade and their logarithms are more evenly spaced."""
+    """True if the points span at least a decade, and their logarithms are no less evenly spaced."""
     if len(grid) < 2 or grid[-1] < 10 * grid[0]:
         return False
-    if len(grid) == 2:
-        return True
     steps, ratios = np.diff(grid), np.diff(np.log(grid))
-    return bool(ratios.max() / ratios.min() < steps.max() / steps.min())
+    return bool(ratios.max() / ratios.min() <= steps.max() / steps.min())
 
 
 def _scale(axes: Axes, name: str, grid: tuple[float, ...]) -> None:

@@ -96,9 +96,9 @@ def _show_federation_plan(console: Console, plan: FederatedPlan) -> None:
     seen = {
         "client": "{0.name}",
         "budget": "{0.budget.epsilon:.4g}",
-        "server": "{0.epsilon:.4g}",
-        "secure server": "{0.secure_epsilon:.4g}",
-        "outsider": "{0.outsider_epsilon:.4g}",
+        "server": _bound("epsilon"),
+        "secure server": _bound("secure_epsilon"),
+        "outsider": _bound("outsider_epsilon"),
     }
     if federation.secure is None:
         del seen["secure server"]
@@ -133,13 +133,13 @@ def _show_gossip_plan(console: Console, plan: GossipPlan) -> None:
     seen: dict[str, Any] = {
         "worker": "{0.name}",
         "budget": "{0.budget.epsilon:.4g}",
-        "neighbours": "{0.epsilon:.4g}",
-        "of R rounds": "{0.epsilon_without_headroom:.4g}",
-        "outsider": _or_dash("outsider_epsilon"),
-        "paper, not claimed": _or_dash("paper_epsilon"),
+        "neighbours": _bound("epsilon"),
+        "of R rounds": _bound("epsilon_without_headroom"),
+        "outsider": _bound("outsider_epsilon"),
+        "paper, not claimed": _bound("paper_epsilon"),
     }
     if any(row.network_epsilon is not None for row in plan.workers):
-        seen["observers"] = _or_dash("network_epsilon")
+        seen["observers"] = _bound("network_epsilon")
     console.print(figures(plan.workers[:SHOWN], seen, title="ε by who sees what"))
     _more(console, len(plan.workers))
     routes = {
@@ -158,12 +158,9 @@ def _show_gossip_plan(console: Console, plan: GossipPlan) -> None:
     )
 
 
-def _or_dash(name: str) -> Any:
-    def cell(row: object) -> str:
-        value = getattr(row, name)
-        return "–" if value is None else f"{value:.4g}"
-
-    return cell
+def _bound(name: str) -> Any:
+    """A cell with an ε of a row, rounded up; a dash where there is none."""
+    return lambda row: "–" if (value := getattr(row, name)) is None else at_most(value)
 
 
 def _more(console: Console, rows: int) -> None:

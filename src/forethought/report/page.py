@@ -58,7 +58,7 @@ def short(value: float) -> str:
     """A number with three digits; from 1000 on with five, so that years differ."""
     if abs(value) >= 10_000:
         return f"{value:,.0f}"
-    return f"{value:.5g}" if abs(value) >= 1000 else f"{value:.3g}"
+    return f"{value:.5g}" if abs(value) >= 999.5 else f"{value:.3g}"
 
 
 def curve(

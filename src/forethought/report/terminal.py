@@ -375,7 +375,7 @@ def show_summary(console: Console, summary: RunSummary) -> None:
     show_figures(console, summary.results)
     _show_sentences(console, summary.statement)
     for path in summary.figures:
-        console.print(f"figure  {path}", markup=False)
+        console.print(f"figure  {path}", markup=False, soft_wrap=True)
 
 
 def show_unfinished(console: Console, run: UnfinishedRun) -> None:

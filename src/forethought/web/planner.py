@@ -118,7 +118,7 @@ def _checked(own: Field[Any], value: Any) -> Any:
     if value is None is own.default:
         return None
     number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or not math.isfinite(value) or not least <= value <= most:
+    if not number or not least <= value <= most:
         raise SettingError(f"{name} must be from {least:g} to {most:g}, not {value!r}")
     if isinstance(least, int) and value != int(value):
         raise SettingError(f"{name} must be a whole number, not {value!r}")

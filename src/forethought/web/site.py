@@ -179,10 +179,9 @@ class PlannerServer(ThreadingHTTPServer):
         """
         with self.thinking:
             if path == "/start":
-                loaded = self.place.loaded
-                of_job = {"job": self.place.job is not None, "notes": list(self.place.notes)}
-                if loaded is not None:
-                    of_job["rounds"] = loaded.request.job.training.rounds
+                place = self.place
+                rounds = place.loaded and place.loaded.request.job.training.rounds
+                of_job = {"job": place.job is not None, "notes": place.notes, "rounds": rounds}
                 return vars(self.start) | of_job
             if path == "/plan":
                 return shown(Settings.of(values), self.place.loaded)
@@ -215,8 +214,7 @@ class _Handler(BaseHTTPRequestHandler):
         length = self.headers.get("Content-Length", "")
         fits = bool(re.fullmatch("[0-9]{1,5}", length)) and int(length) <= _LONGEST
         body = self.rfile.read(int(length)) if fits else b""
-        if not fits:
-            self.close_connection = True
+        self.close_connection |= not fits
         refused = self._refused(fits)
         if refused is not None:
             self._tell(*refused)
