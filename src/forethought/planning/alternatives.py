@@ -213,10 +213,10 @@ def pareto(
     request = PlanRequest.of(request, **keywords)
     if loss_of_utility is not None:  # it decides on the plan: a graph says on what data it rests
         graph: Any = getattr(loss_of_utility, "__self__", None)
-        said = graph.told("limits of a search") if hasattr(graph, "told") else {}
+        stated = graph.told("limits of a search") if hasattr(graph, "told") else {}
         declared = {"hyperparameters": request.hyperparameters or Caveat("declared")}
-        uses = (*request.not_covered, *said.get("not_covered", ()))
-        request = request.with_(**{**declared, **said, "not_covered": uses})
+        uses = (*request.not_covered, *stated.get("not_covered", ()))
+        request = request.with_(**{**declared, **stated, "not_covered": uses})
     if group_sizes and (request.clipping != "group" or request.groups is not None):
         raise PlanError("group_sizes= go with clipping='group', and with no groups=: drop one")
     limits = _limits(request, grid, limits)
