@@ -229,9 +229,10 @@ def test_a_flag_names_the_book_and_the_account() -> None:
     made = paying(JobRequest("digits", "", job), "https://ledger.example").job.payer
     assert made is not None and (made.url, made.data) == ("https://ledger.example", "patients")
     assert made.purpose == "mine"
-    own["ledger"]["url"] = "postgresql://ann:secret@host/books"
-    with pytest.raises(ValueError, match="password"):
-        Job.model_validate({"data": {"source": "digits"}, **own})
+    for held in ("ann:secret@host/books", "host/books?user=ann&password=secret"):
+        own["ledger"]["url"] = f"postgresql://{held}"
+        with pytest.raises(ValueError, match="password"):
+            Job.model_validate({"data": {"source": "digits"}, **own})
 
 
 @pytest.mark.slow

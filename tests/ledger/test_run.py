@@ -398,6 +398,97 @@ def test_a_lost_answer_leaves_the_name_of_its_reservation(
         assert [held.status for held in book.reservations(name)] == ["settled"]
 
 
+def answers_lost(ledger: Ledger, mechanism: Mechanism, folder: Path) -> None:
+    """Reserve and lose the book's answer, as a run does that is killed then."""
+    reserve = Store.reserve
+
+    def lost(self: Store, *args: Any, **more: Any) -> Any:
+        reserve(self, *args, **more)
+        raise BookError("no answer")
+
+    with pytest.MonkeyPatch.context() as patched, pytest.raises(BookError, match="no answer"):
+        patched.setattr(Store, "reserve", lost)
+        ledger.paid(mechanism, folder=folder)
+
+
+def test_a_run_begun_anew_after_a_lost_answer_is_paid_once(tmp_path: Path) -> None:
+    ledger, book = opened(tmp_path)
+    answers_lost(ledger, planned().mechanism, tmp_path)
+    with ledger.paid(planned().mechanism, folder=tmp_path) as paid:
+        paid.settle()
+    assert [held.purpose for held in book.reservations("patients")] == ["try it out"]
+    answers_lost(ledger, planned().mechanism, tmp_path)
+    with ledger.paid(planned(3.0).mechanism, folder=tmp_path) as other:  # another plan
+        assert other.number == 3
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_of_copies_of_a_folder_one_goes_on_with_its_reservation(
+    tmp_path: Path, resume: bool
+) -> None:
+    ledger, _ = opened(tmp_path)
+    mechanism, out, copy = planned().mechanism, tmp_path / "run", tmp_path / "copy"
+    out.mkdir()
+    answers_lost(ledger, mechanism, out)
+    shutil.copytree(out, copy)
+    one = ledger.paid(mechanism, folder=out, resume=resume)
+    if resume:
+        with pytest.raises(BookError, match="no second"):
+            ledger.paid(mechanism, folder=copy, resume=True)
+    else:
+        assert ledger.paid(mechanism, folder=copy).number != one.number
+
+
+@pytest.mark.parametrize("why", ["another process", "no data"])
+def test_a_copy_neither_releases_nor_returns_what_another_process_marked(
+    tmp_path: Path, why: str
+) -> None:
+    ledger, book = opened(tmp_path)
+    mechanism, out, copy = planned().mechanism, tmp_path / "run", tmp_path / "copy"
+    out.mkdir()
+    ledger.paid(mechanism, folder=out)
+    shutil.copytree(out, copy)
+    one, other = (ledger.paid(mechanism, folder=at, resume=True) for at in (out, copy))
+    one.ahead(1)
+    with pytest.raises(ValueError, match=why), other:
+        other.ahead(1) if why == "another process" else raising(ValueError(why))()
+    assert book.reservation(1).status == "active"
+    with one:
+        one.settle()
+
+
+def test_a_copy_without_checkpoint_does_not_release_anew_what_its_run_released(
+    tmp_path: Path,
+) -> None:
+    ledger, book = opened(tmp_path)
+    plan, out, copy = planned(rounds=3), tmp_path / "run", tmp_path / "copy"
+    (out / "checkpoint").mkdir(parents=True)
+    ledger.paid(plan.mechanism, folder=out)  # and killed while the folder is made
+    shutil.copytree(out, copy)
+    train(model(), records(), plan, ledger=ledger, out=out, resume=True)
+    with pytest.raises(folders.CheckpointError, match="paid for anew"):
+        train(model(), records(), plan, ledger=ledger, out=copy, resume=True)
+    assert [held.status for held in book.reservations("patients")] == ["settled"]
+
+
+def test_a_password_is_not_in_a_folder_and_may_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger, _ = opened(tmp_path)
+    url, mechanism = ledger.url, planned().mechanism
+    monkeypatch.setattr(Ledger, "book", lambda _: open_book(url, actor="me"))
+    for place in ("postgresql://me:{}@host/db", "postgresql://host/db?password={}&user=me"):
+        one, two = (replace(ledger, url=place.format(word)) for word in ("s3cret", "n3w"))
+        out = tmp_path / str(len(place))
+        out.mkdir()
+        paid = one.paid(mechanism, folder=out)
+        assert "s3cret" not in (out / RESERVATION).read_text() + repr(one)
+        assert two.paid(mechanism, folder=out, resume=True).number == paid.number
+        with pytest.raises(BookError) as refused:
+            replace(one, data="others").paid(mechanism, folder=out, resume=True)
+        assert "s3cret" not in str(refused.value)
+
+
 def test_what_a_book_never_takes_leaves_no_name(tmp_path: Path) -> None:
     ledger, _ = opened(tmp_path)
     for wrong in (replace(ledger, data="patient"), replace(ledger, also=("clinics",))):

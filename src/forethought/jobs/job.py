@@ -13,7 +13,6 @@ from importlib import resources
 from operator import or_
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, get_args, get_origin
-from urllib.parse import urlsplit
 
 from pydantic import (
     BaseModel,
@@ -702,7 +701,9 @@ class LedgerSection(_Section):
     @classmethod
     def _without_password(cls, value: str) -> str:
         # A job is stored in its run folder, which may be passed on.
-        if urlsplit(value).password is not None:
+        from forethought.ledger.paid_run import Ledger
+
+        if Ledger(value, "").without_password().url != value:
             raise ValueError("has a password in it: leave it to PGPASSWORD or ~/.pgpass")
         return value
 

@@ -161,7 +161,8 @@ class Total:
         epsilon: at the account's δ, of all that is reserved, active, settled or ended.
         delta: the account's δ.
         left: the largest ε, at that δ, of one more Gaussian release that fits.
-        by_part: partition → ε of the charges to its records; "" is for charges to all records.
+        by_part: partition → ε of all charges to its records, those to parts of other schemes
+            included; "" is for charges to all records.
         head: hash of the book's newest entry at that moment; a statement names it.
     """
 

@@ -276,13 +276,9 @@ class BookState:
             after = marked(held, values["rounds"], run, more)
             self.begun[number] = max(known, more or 0)
         else:
-            after = (
-                settled(held, values["rounds"], run, known)
-                if kind == "settle"
-                else ended(held, values["rounds"])
-            )
-            costs, rule = tuple(values["costs"]), self.rules[held.data]
-            if not covers(costs, rule.costs(held.charge, values["rounds"])):
+            rounds, costs, rule = values["rounds"], tuple(values["costs"]), self.rules[held.data]
+            after = settled(held, rounds, run, known) if kind == "settle" else ended(held, rounds)
+            if not covers(costs, rule.costs(held.charge, rounds)):
                 raise ValueError(f"reservation {number} is charged less than it released")
             change = tuple(a - b for a, b in zip(costs, self.costs[number], strict=True))
             self._add(held, change)

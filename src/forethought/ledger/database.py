@@ -50,7 +50,8 @@ def shown(url: sa.URL) -> str:
     """An address to show to people, without its password."""
     if url.drivername == "sqlite":
         return str(url.database)
-    return url.set(drivername="postgresql").render_as_string(hide_password=True)
+    bare = url.set(drivername="postgresql").difference_update_query(["password"])
+    return bare.render_as_string(hide_password=True)
 
 
 def new_file(url: sa.URL) -> Path | None:

@@ -21,6 +21,7 @@ import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -148,7 +149,8 @@ class Ledger:
 
     def without_password(self) -> Ledger:
         """The same ledger without its database's password, for whoever gets a model."""
-        return replace(self, url=re.sub(r"(://[^:/@]*):[^@]*@", r"\1@", self.url))
+        bare = re.sub(r"(://[^:/@]*):[^@]*@", r"\1@", self.url)
+        return replace(self, url=re.sub(r"(?<=[?&])password=[^&]*&?", "", bare))
 
     def __post_init__(self) -> None:
         require_parts(self, {"url": str, "data": str, "purpose": str})
@@ -261,9 +263,7 @@ class Ledger:
             if found is None:
                 # What no retry can mend is refused before the folder keeps this reservation's name.
                 self._fit(book, charge)
-                name = "run" if folder is None else folder.resolve().name
-                run = f"{name[:40]} {secrets.token_hex(8)}"
-                found = {"number": None, "run": run, "call": secrets.token_hex(16)}
+                found = {"number": None, "run": "", "call": secrets.token_hex(16)}
                 _keep(path, self, found)
             if found["number"] is None:
                 try:
@@ -271,7 +271,9 @@ class Ledger:
                 except (OverBudgetError, NotAllowedError):
                     _forget(path, None)  # after any other error it may be in the book
                     raise
-                found["number"] = made.number
+                name = "run" if folder is None else folder.resolve().name
+                # Drawn here: of several copies of a folder whose answer was lost, one can begin.
+                found |= {"number": made.number, "run": f"{name[:40]} {secrets.token_hex(8)}"}
                 _keep(path, self, found)
             others = self._others(book, charge, found, path)
             if held is None or held.status != "settled":
@@ -280,13 +282,10 @@ class Ledger:
             own = replace(held, run=found["run"])
             return PaidRun(self, book, own, path, found["call"], others)
         except OverBudgetError as error:
-            words = (advice or _fewer_rounds(charge))(
-                lambda smaller: self._fit(book, smaller), error.epsilon_left
-            )
+            fits, left = partial(self._fit, book), error.epsilon_left
+            words = advice(fits, left) if advice else _fewer_rounds(charge, fits)
             book.close()
-            raise OverBudgetError(
-                f"{error}; {words}" if words else str(error), error.epsilon_left
-            ) from None
+            raise OverBudgetError(f"{error}; {words}" if words else str(error), left) from None
         except BaseException:
             book.close()
             raise
@@ -355,6 +354,9 @@ def _unused(path: Path | None, ledger: Ledger, book: Book, charge: Charge) -> di
     """A folder's reservation for the same plan whose run died before any round; else None."""
     with contextlib.suppress(ValueError, TypeError):  # damaged, or of another book
         if found := _kept(path, ledger):
+            if found["number"] is None:  # the answer was lost: the same name finds what it was
+                held = book.reserve(ledger.data, charge, purpose=ledger.purpose, call=found["call"])
+                return found if held.status == "reserved" else None
             held = book.reservation(found["number"])
             fits = held.charge == charge and not held.mark
             return found if fits and held.status in ("reserved", "active") else None
@@ -372,10 +374,13 @@ def _kept(path: Path | None, ledger: Ledger) -> dict[str, Any] | None:
         one_of("schema", values["schema"], (RESERVATION_SCHEMA,))
     except (ValueError, TypeError, LookupError, AttributeError) as error:
         raise BookError(f"{path} holds no reservation ({error}): restore a copy") from error
-    if (values["url"], values["data"]) != (ledger.url, ledger.data):
+    # A password may have changed since, and older versions kept it.
+    began = replace(ledger, url=values["url"], data=values["data"]).without_password()
+    own = ledger.without_password()
+    if began != own:
         raise BookError(
-            f"the run was reserved for {values['data']!r} in {values['url']}, not for "
-            f"{ledger.data!r} in {ledger.url}: go on with the ledger that it began with"
+            f"the run was reserved for {began.data!r} in {began.url}, not for "
+            f"{own.data!r} in {own.url}: go on with the ledger that it began with"
         )
     found = {name: values[name] for name in ("number", "run", "call")}
     return {**found, "others": values.get("others", {})}
@@ -383,8 +388,9 @@ def _kept(path: Path | None, ledger: Ledger) -> dict[str, Any] | None:
 
 def _keep(path: Path | None, ledger: Ledger, found: dict[str, Any]) -> None:
     if path is not None:
-        place = {"schema": RESERVATION_SCHEMA, "url": ledger.url, "data": ledger.data}
-        write_text(path, json.dumps({**place, **found}, indent=2) + "\n")
+        url, data = ledger.without_password().url, ledger.data
+        values = {"schema": RESERVATION_SCHEMA, "url": url, "data": data, **found}
+        write_text(path, json.dumps(values, indent=2) + "\n")
 
 
 def _forget(path: Path | None, number: int | None) -> None:
@@ -393,17 +399,14 @@ def _forget(path: Path | None, number: int | None) -> None:
         path.unlink()
 
 
-def _fewer_rounds(charge: Charge) -> Advice:
-    def advice(fits: Callable[[Charge], bool], left: float) -> str | None:
-        if charge.selection is not None:
-            return "plan the search for a smaller epsilon or fewer trials, or train one plan"
-        mechanism = charge.mechanism
-        found = most_rounds(mechanism, lambda first: fits(replace(charge, mechanism=first)))
-        if not found:
-            return "not one round of this plan fits"
-        return f"of this plan {found:,} of {len(mechanism):,} rounds still fit"
-
-    return advice
+def _fewer_rounds(charge: Charge, fits: Callable[[Charge], bool]) -> str:
+    if charge.selection is not None:
+        return "plan the search for a smaller epsilon or fewer trials, or train one plan"
+    mechanism = charge.mechanism
+    found = most_rounds(mechanism, lambda first: fits(replace(charge, mechanism=first)))
+    if not found:
+        return "not one round of this plan fits"
+    return f"of this plan {found:,} of {len(mechanism):,} rounds still fit"
 
 
 def most_rounds(mechanism: Mechanism, fits: Callable[[Mechanism], bool]) -> int:
@@ -503,6 +506,13 @@ class PaidRun:
         if self._over:
             raise BookError(f"reservation {self.number} is over: nothing more is released from it")
 
+    def _require_alone(self) -> None:
+        if self.book.reservation(self.number).mark > self.marked:
+            raise BookError(
+                f"another process has marked rounds of reservation {self.number} since this one "
+                "began: one copy of a run goes on. Nothing is released here"
+            )
+
     @property
     def begun(self) -> int:
         """The number of first rounds that may have been released, by this process or before it."""
@@ -551,6 +561,8 @@ class PaidRun:
                     f"round {rounds} is not among the {self.charge.rounds} that were reserved: "
                     "nothing more is released"
                 )
+            if self._at < 0:
+                self._require_alone()
             now = time.monotonic()
             passed = now - self._at
             if passed < PACE:
@@ -663,6 +675,7 @@ class PaidRun:
                 # The model of an interrupted run has seen at most the noted rounds. If the book
                 # cannot be reached, it keeps the whole charge.
                 with contextlib.suppress(BookError):
+                    self._require_alone()  # else the rounds of a copy would return, too
                     for number in (*self._others, self.number):
                         self.book.settle(number, self.begun, run=self._run)
                     self._over = over = True

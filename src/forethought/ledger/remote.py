@@ -164,14 +164,12 @@ class RemoteBook(book.Book):
         held = response.read()
         try:
             answer = json.loads(held)
+            if response.status != 200 and not isinstance(answer, dict):
+                raise ValueError("no object")
         except ValueError:
             raise http.client.HTTPException(
-                f"status {response.status} without JSON: is this a ledger's service?"
+                f"status {response.status} without its JSON: is this a ledger's service?"
             ) from None
-        if response.status != 200 and not isinstance(answer, dict):
-            raise http.client.HTTPException(
-                f"status {response.status}: is this a ledger's service?"
-            )
         if response.status == 401:
             raise book.NotAllowedError(str(answer.get("message")))
         return response.status, answer

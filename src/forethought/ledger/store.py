@@ -8,7 +8,6 @@ whole numbers are added and compared, in a time that does not depend on the numb
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import math
 import random
@@ -452,6 +451,7 @@ class Store(book.Book):
             raise book.BookError("a call's name has 1 to 64 characters")
 
         own = {"data": data, "purpose": purpose, "charge": chain.charge_values(charge)}
+        at = data, charge.partition or ""
 
         def work(turn: _Turn) -> Mapping[str, Any]:
             # Not the entry's date: a wrong clock elsewhere may have moved it, for all later ones.
@@ -460,14 +460,13 @@ class Store(book.Book):
             after = _with(data, sums, charge, costs)
             if not rule.fits(sum_of(rule, data, after, charge.partition)):
                 raise _FullError(sums)
-            number = 1 + (
-                turn.connection.execute(sa.select(sa.func.max(RESERVATIONS.c.number))).scalar() or 0
-            )
-            texts = {"charge": canonical(own["charge"]), "costs": _numbers(costs)}
+            newest = sa.select(sa.func.max(RESERVATIONS.c.number))
+            number = 1 + (turn.connection.execute(newest).scalar() or 0)
+            texts = {"charge": canonical(own["charge"]), "costs": canonical(costs)}
             life = {"actor": self.actor, "status": "reserved", "mark": 0, "at": turn.at}
             row = {**own, **texts, **life, "number": number}
             turn.connection.execute(sa.insert(RESERVATIONS).values(**row))
-            _set_sums(turn, data, charge.partition, after)
+            _put(turn, *at, sums=canonical(after[at]))
             return {**own, "reservation": number, "costs": [*costs]}
 
         try:
@@ -540,6 +539,7 @@ class Store(book.Book):
         # A reservation's charge never changes, so its costs are computed before the transaction.
         first = self.reservation(number)
         data, charge = first.data, first.charge
+        at = data, charge.partition or ""
         rule, costs = self._known(data)[1], Sums()
         if kind in ("settle", "end"):
             costs = rule.costs(charge, chain.rounds_of(first, values["rounds"]))
@@ -550,17 +550,17 @@ class Store(book.Book):
                 raise book.NotAllowedError(
                     f"reservation {number} is {row.actor}'s: an owner may change it"
                 )
-            held, before = _reservation(row), json.loads(row.costs)
+            held, before = _reservation(row), parse(row.costs)
             new = changed(turn, held)
             if new == held:
                 return None
             life = {name: getattr(new, name) for name in ("status", "run", "mark", "released")}
             own: dict[str, Any] = {"reservation": number, **values}
             if costs:
-                own["costs"], life["costs"] = [*costs], _numbers(costs)
+                own["costs"], life["costs"] = [*costs], canonical(costs)
                 more = tuple(a - b for a, b in zip(costs, before, strict=True))
                 sums = _with(data, _sums(turn.connection, data), charge, more)
-                _set_sums(turn, data, charge.partition, sums)
+                _put(turn, *at, sums=canonical(sums[at]))
             here = RESERVATIONS.c.number == number
             turn.connection.execute(sa.update(RESERVATIONS).where(here).values(**life))
             return own
@@ -741,7 +741,7 @@ def total_of(account: book.Account, rule: TotalRule, sums: Holdings, head: str) 
         return min(rule.epsilon(of), budget.epsilon if rule.fits(of) else math.inf)
 
     by_part = {
-        part: epsilon(rule.total(sums[account.data, ""], {part: held} if part else {}))
+        part: epsilon(sum_of(rule, data, sums, part) if part else held)
         for (data, part), held in sums.items()
         if data == account.data
     }
@@ -771,9 +771,9 @@ def rule_of(account: book.Account, rule: str | None, blocks: int | None) -> Tota
     _name("an account", account.data)
     one_of("adjacency", account.adjacency, ADJACENCIES)
     today = now().date().isoformat()
-    for name, day in (("opened", account.opened), ("until", account.until)):
-        with suppress(ValueError):
-            if not day or date.fromisoformat(day).isoformat() == day:
+    for name, day in (("opened", account.opened or None), ("until", account.until)):
+        with suppress(ValueError, TypeError):
+            if day is None or date.fromisoformat(day).isoformat() == day:
                 continue
         raise book.BookError(f"{name} is a day such as 2027-12-31, not {day!r}")
     if account.until and account.until < today:
@@ -815,10 +815,6 @@ def _moment(before: str) -> str:
 
 def _token_hash(token: str) -> str:
     return "sha256:" + hashlib.sha256(token.encode()).hexdigest()
-
-
-def _numbers(sums: Sums) -> str:
-    return json.dumps(sums, separators=(",", ":"))
 
 
 def _append(connection: sa.Connection, entry: book.Entry, call: str) -> None:
@@ -877,7 +873,7 @@ def _at(data: str, part: str) -> tuple[Any, Any]:
 
 
 def _new_sums(turn: _Turn, data: str, part: str, rule: TotalRule) -> None:
-    values = {"data": data, "part": part, "sums": _numbers(rule.nothing), "persons": 0}
+    values = {"data": data, "part": part, "sums": canonical(rule.nothing), "persons": 0}
     turn.connection.execute(sa.insert(SUMS).values(**values))
 
 
@@ -887,12 +883,7 @@ def _put(turn: _Turn, data: str, part: str, **values: Any) -> None:
 
 def _sums(connection: sa.Connection, data: str) -> dict[tuple[str, str], Sums]:
     rows = connection.execute(sa.select(SUMS).where(SUMS.c.data == data)).all()
-    return {(data, row.part): tuple(json.loads(row.sums)) for row in rows}
-
-
-def _set_sums(turn: _Turn, data: str, partition: str | None, sums: Holdings) -> None:
-    part = partition or ""
-    _put(turn, data, part, sums=_numbers(sums[data, part]))
+    return {(data, row.part): tuple(parse(row.sums)) for row in rows}
 
 
 def _with(
@@ -915,7 +906,7 @@ def _differing(
         number: (
             made.data,
             canonical(chain.charge_values(made.charge)),
-            _numbers(state.costs[number]),
+            canonical(state.costs[number]),
             *(made.status, made.by, made.purpose, made.run, made.mark, made.released, made.at),
         )
         for number, made in state.reservations.items()
@@ -924,7 +915,7 @@ def _differing(
         data: (canonical(asdict(one)), canonical(state.rules[data].to_dict()))
         for data, one in state.accounts.items()
     }
-    sums = {at: (_numbers(one), state.persons.get(at, 0)) for at, one in state.sums.items()}
+    sums = {at: (canonical(one), state.persons.get(at, 0)) for at, one in state.sums.items()}
     tokens = {n: (one.role, hashed, one.revoked) for n, (one, hashed) in state.tokens.items()}
     head = {1: (newest.number, newest.hash, newest.values["at"])}
     for table, keys, expected in (

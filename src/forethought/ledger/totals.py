@@ -21,10 +21,11 @@ from forethought.accounting.dominating_pair import (
     gaussian_epsilon,
     gaussian_mu,
 )
+from forethought.accounting.interval import reached
 from forethought.accounting.renyi import LIFT, RenyiCurve, rdp
 from forethought.accounting.theorems import unsampled_distance
 from forethought.ledger.book import Account, Charge
-from forethought.values.checks import one_of, real, settle, whole
+from forethought.values.checks import one_of, real, settle, whole, without_none
 from forethought.values.mechanism import (
     ADJACENCIES,
     Adjacency,
@@ -72,11 +73,10 @@ class TotalRule:
         real("epsilon", account.budget.epsilon, most=1000)  # far beyond it, numbers overflow
         chosen = DEFAULT if kind is None else kind
         one_of("rule", chosen, tuple(RULES))
-        if blocks is None:
-            return RULES[chosen](account.budget, account.adjacency)
-        if chosen != ClockRule.KIND:
+        if blocks is not None and chosen != ClockRule.KIND:
             raise ValueError(f"the rule {chosen!r} returns round by round: leave blocks out")
-        return ClockRule(account.budget, account.adjacency, blocks=blocks)
+        more: dict[str, Any] = without_none({"blocks": blocks})
+        return RULES[chosen](account.budget, account.adjacency, **more)
 
     def to_dict(self) -> dict[str, Any]:
         """The rule as JSON values; :meth:`from_dict` reads them back."""
@@ -172,11 +172,8 @@ class TotalRule:
 
     def more(self, sums: Sequence[int], charge: Charge) -> int:
         """The number of further charges like this one that fit; at most 10⁹."""
-        counts = [
-            10**9 if not cost else max(0, WHOLE - spent) // cost
-            for spent, cost in zip(sums, self.costs(charge), strict=True)
-        ]
-        return min(*counts, 10**9) if self.fits(sums) else 0
+        pairs = zip(sums, self.costs(charge), strict=True)
+        return min(10**9, *(max(0, WHOLE - spent) // max(1, cost) for spent, cost in pairs))
 
     def total(self, whole: Sequence[int], parts: Mapping[str, Sequence[int]]) -> Sums:
         """The sums of the record with the largest charges.
@@ -420,11 +417,10 @@ class ClockRule(TotalRule):
             # The even growth alone dominates Gaussian releases, round by round.
             return (_even(self.clock, mechanism.first(rounds), group),)
         parts = _blocks(self.clock, mechanism, group, self.blocks or 1)
-        for number in () if self.blocks else _BLOCKS:
-            cut = _blocks(self.clock, mechanism, group, number)
-            if sum(cost for _, cost in cut) <= _DEARER * parts[0][1]:
-                parts = cut
-                break
+        if not self.blocks:
+            ways = (_blocks(self.clock, mechanism, group, n) for n in _BLOCKS)
+            most = _DEARER * parts[0][1]
+            parts = next((cut for cut in ways if sum(cost for _, cost in cut) <= most), parts)
         return (min(MOST, sum(cost for start, cost in parts if start < rounds)),)
 
     def _searched(self, selection: Selection) -> Sums:
@@ -435,10 +431,7 @@ class ClockRule(TotalRule):
         time = _value(sums[0], 1.0)
         if not 0 < time < math.inf:
             return time
-        high = 1e-6
-        while self.clock.above(time, high) > self.budget.delta:
-            high *= 2
-        return smallest(lambda level: self.clock.above(time, level) <= self.budget.delta, 0.0, high)
+        return reached(lambda e: self.clock.above(time, e) > self.budget.delta, 0.0, 1e-6)[1]
 
     @property
     def limit(self) -> float:
@@ -497,8 +490,7 @@ def least_time(clock: Clock, mechanism: Mechanism, group: int) -> int:
         return even
 
     def most(levels: Array) -> Array:
-        found = [max(end.delta(level) for end in ends) for level in levels.tolist()]
-        return np.array(found) * _ROUNDING
+        return np.max([end.deltas(levels) for end in ends], axis=0) * _ROUNDING
 
     return min(even, _dominating(clock, most))
 

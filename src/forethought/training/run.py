@@ -780,6 +780,11 @@ def _begun(task: Task) -> tuple[RunSecrets, Checkpoint | None, dict[str, Any]]:
         if begun is not None:
             saved, keys = begun
             return keys, saved, {name: saved.values[name] for name in settings}
+        if task.paid is not None and task.paid.known > _before(task):
+            raise CheckpointError(
+                f"the run in {task.folder.path} has no checkpoint, and by its ledger a copy of it "
+                "released rounds: begin a new run in another folder, which is paid for anew"
+            )
     return keys, None, settings
 
 
