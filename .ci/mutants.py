@@ -1205,7 +1205,7 @@ MUTANTS = [
            "task.paid.known > _before(task)", "False",
            "test_a_copy_without_checkpoint_does_not_release_anew_what_its_run_released"),
     Mutant("paid: copies of a folder are one run", "Ledger.paid",
-           "secrets.token_hex(8)", "0",
+           "f'{name[:40]} {secrets.token_hex(8)}'", "'run'",
            "test_of_copies_of_a_folder_one_goes_on_with_its_reservation[True]"),
     Mutant("book: a part without the charges to other schemes", "total_of",
            "sum_of(rule, data, sums, part)", "rule.total(sums[data, ''], {part: held})",
