@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +73,34 @@ def test_an_error_that_no_other_attempt_mends_ends_the_client(tmp_path: Path) ->
             await task
 
     asyncio.run(scenario())
+
+
+def test_an_error_in_a_connection_ends_the_client(tmp_path: Path) -> None:
+    agreed = federation(prepare(tmp_path, CLIENTS), "synchronous", 10, 5)
+
+    class Broken:
+        async def read(self) -> bytes | None:
+            raise RuntimeError("a fault in the stream")
+
+        async def write(self, frame: bytes) -> None:
+            pass
+
+        async def finish(self) -> None:
+            pass
+
+    @contextlib.asynccontextmanager
+    async def connect(_most_bytes: int) -> AsyncIterator[Any]:
+        yield Broken()
+
+    driver = make_client(tmp_path, agreed, 0, "127.0.0.1:1").driver
+    client = FederationClient(connect, lambda _send, _begin: driver, lambda _asked: None)
+
+    async def scenario() -> None:
+        async with asyncio.timeout(1.0):
+            await client.run(asyncio.Event())
+
+    with pytest.raises(RuntimeError, match="a fault"):
+        asyncio.run(scenario())
 
 
 def test_a_client_that_is_stopped_while_it_computes_commits_what_it_computed(

@@ -97,6 +97,23 @@ def test_an_interrupted_simulation_goes_on_to_the_same_bits(rule: str, tmp_path:
     assert found.summary()["clients"][0]["rounds"] == ROUNDS
 
 
+def test_a_simulation_that_is_resumed_with_other_times_is_refused(tmp_path: Path) -> None:
+    class StopError(Exception):
+        pass
+
+    def stop(done: int, most: int) -> None:
+        if done == 9:
+            raise StopError
+
+    agreed, out = federation(), tmp_path / "run"
+    with pytest.raises(StopError):
+        run(agreed, out=out, progress=stop)
+    others = replace(TIMES, compute=slow_ones(CLIENTS, 3, 0.1))
+    with pytest.raises(CheckpointError, match="other times"):
+        simulate(model(), shares(), agreed, others, out=out, resume=True)
+    run(agreed, out=out, resume=True)  # nothing was lost
+
+
 @pytest.mark.parametrize("name", ["keys", "start.npy", "federation.toml"])
 def test_a_simulation_killed_before_it_began_begins_anew(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -102,6 +102,15 @@ def test_what_never_ends_is_said() -> None:
     assert one.updates[1:].tolist() == [60] * 7
 
 
+def test_a_computation_may_last_for_ten_thousand_exchanges() -> None:
+    assert run(agreed(rounds=1, cap=1), Times([6000.0] * K)).updates.any()
+
+
+def test_an_outage_is_of_a_machine_that_is_there() -> None:
+    with pytest.raises(ValueError, match="outage of machine"):
+        run(agreed(), Times([1.0] * K, outages=(Outage(K, 1.0),)))
+
+
 @pytest.mark.parametrize("rule", ["asynchronous", "synchronous"])
 def test_outages_that_overlap_are_one(rule: str) -> None:
     def after(*outages: Outage) -> SimulatedGraph:

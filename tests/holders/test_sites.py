@@ -128,6 +128,19 @@ def test_who_says_that_it_knows_of_more_releases_shows_the_signature_on_them(two
     assert two.came[1][2].message.known == 4
 
 
+def test_an_error_that_ends_a_connection_comes_to_the_worker(tmp_path):
+    keys, roster = members(tmp_path, ["w0", "w1"])
+    roster = PeerRoster(roster.workers, ("a\ud800:1", roster.addresses[1]), roster.nonce)
+    links = SiteLinks(roster.with_keys(gossip(workers=2)), roster, keys[1])
+    came: list[Any] = []
+    links.start(came.append)
+    end = time.monotonic() + 5.0
+    while not came and time.monotonic() < end:
+        time.sleep(0.01)
+    links.close(1.0)
+    assert [type(one) for one in came] == [UnicodeEncodeError]
+
+
 @pytest.mark.slow
 def test_a_stranger_does_not_get_in(two, tmp_path):
     # The same name and place, but keys of its own.
@@ -210,6 +223,8 @@ def test_a_roster_comes_back_and_names_what_is_wrong(tmp_path):
     for wrong, message in [
         ((own, ["a:1", "b:2", "a:1"]), "two workers have the address a:1"),
         ((own, ["a:1", "b", "c:3"]), "'b' is no address"),
+        ((own, ["a:1", "b:²", "c:3"]), "is no address"),
+        ((own, ["a:1", "b:١", "c:3"]), "is no address"),
         ((own[:1], ["a:1"]), "at least two workers"),
         (([own[0], own[0]], ["a:1", "b:2"]), "the same name"),
     ]:

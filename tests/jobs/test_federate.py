@@ -57,6 +57,11 @@ def test_every_client_has_a_plan_within_its_budget() -> None:
     assert [member.weight for member in federation.members] == [100, 100, 300, 50]
 
 
+def test_a_deadline_behind_masks_is_refused_before_keys_are_made() -> None:
+    with pytest.raises(ValueError, match="leave the deadline"):
+        agreed(job("secure = {}\ndeadline = 5.0\n"), [100] * 4, [1.0] * 4)
+
+
 def test_asynchronous_sample_sizes_match_the_speeds() -> None:
     extra = 'rule = "asynchronous"\nslow = 1\nslow_factor = 4.0\n'
     section = job(extra).federation

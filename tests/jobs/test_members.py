@@ -345,6 +345,9 @@ def test_a_member_is_told_what_it_lacks(tmp_path: Path) -> None:
     for name, begin in (("server", members.serve_job), ("client-0", members.take_part_in_job)):
         with pytest.raises(ConnectionError, match="reached"):  # another carrier needs no address
             begin(nowhere, keys / name, tmp_path / name, carry=reached)
+    other = from_file(written(tmp_path, text + "deadline = 9.0\n", 200))
+    with pytest.raises(JobError, match="deadline differs"):
+        members.serve_job(other, keys / "server", tmp_path / "server", carry=reached)
     fewer = from_file(written(tmp_path, text, 190))
     with pytest.raises(ValueError, match="without those held"):
         members.take_part_in_job(fewer, keys / "client-0", tmp_path / "a", carry=reached)

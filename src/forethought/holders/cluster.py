@@ -318,11 +318,9 @@ class ActorLinks:
         elif kind != _SIGN:
             try:
                 message = judged(kind, memoryview(payload), self._most, lambda _: self._largest)
+                deliver(Arrived(sender, message))
             except DecodeError as error:
-                text = f"a message of worker {sender} was refused: {error}"
-                deliver(RefusedMessage(text))
-                return True
-            deliver(Arrived(sender, message))
+                deliver(RefusedMessage(f"a message of worker {sender} was refused: {error}"))
         return True
 
     # ---- calls

@@ -413,7 +413,11 @@ Connect: TypeAlias = Callable[[int], AbstractAsyncContextManager[FrameStream]]
 async def both_ways(
     stream: FrameStream, outbox: Outbox, reading: Coroutine[Any, Any, None]
 ) -> None:
-    """Write the frames of an outbox to a stream, and read beside, until one of the two ends."""
+    """Write the frames of an outbox to a stream, and read beside, until one of the two ends.
+
+    Raises:
+        Exception: the error that ended it.
+    """
 
     async def written() -> None:
         async for frame in outbox:
@@ -422,7 +426,10 @@ async def both_ways(
 
     tasks = [asyncio.create_task(one) for one in (written(), reading)]
     try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            if not task.cancelled():  # as by a server that ends
+                task.result()
     finally:
         for task in tasks:
             task.cancel()

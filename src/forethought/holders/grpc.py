@@ -374,7 +374,7 @@ class FederationServer(_Streams):
 def is_address(text: str, least: int = 1) -> bool:
     """True if a text is host:port, with a port of at least ``least``."""
     host, _, port = text.rpartition(":")
-    return bool(host) and port.isdigit() and least <= int(port) < 65536
+    return bool(host) and port.isascii() and port.isdigit() and least <= int(port) < 65536
 
 
 @dataclass(frozen=True)
@@ -571,7 +571,10 @@ class SiteLinks(_Streams):
                 finally:
                     self._shut(peer, outbox)
 
-        await driving.reconnecting(connection, self._back_off)
+        try:
+            await driving.reconnecting(connection, self._back_off)
+        except Exception as error:
+            self._deliver(error)
 
     def _open(self, place: int) -> driving.Outbox:
         outbox = super()._open(place)

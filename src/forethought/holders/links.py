@@ -59,7 +59,7 @@ class RefusedMessage:
     text: str
 
 
-Deliver = Callable[[Arrived | RefusedMessage], None]
+Deliver = Callable[[Arrived | RefusedMessage | BaseException], None]
 
 
 Reduce = Callable[[int, Vector], Vector]
@@ -76,7 +76,7 @@ class Links(Protocol):
     reduce: Reduce | None
 
     def start(self, deliver: Deliver) -> None:
-        """Begin; messages that arrive are handed to ``deliver``, from any thread."""
+        """Begin; what arrives, or an error that ends them, goes to ``deliver``, from any thread."""
 
     def send(self, to: int, message: Any) -> None:
         """Send a message; it is lost if there is no connection."""

@@ -42,6 +42,7 @@ from forethought.holders.topology import Agreed, made_plan, statement_of
 from forethought.holders.trainer import Holder, ReportedAverage, SharedModel
 from forethought.holders.workers import PROCESSES, InProcess, Workers, address_of
 from forethought.rounds.contributions import Loss, check_loss, default_loss
+from forethought.rounds.private_sum import input_hash
 from forethought.rounds.randomness import Secrets, Seeds
 from forethought.rounds.records import Records, blank
 from forethought.training.folder import (
@@ -118,16 +119,14 @@ class Simulation:
 
         return self.recorded(make)
 
-    def recorded(
-        self, make: Callable[[dict[int, bytes]], Computing], name: str = RECORD
-    ) -> simulator.Trainers:
+    def recorded(self, make: Make, name: str = RECORD) -> simulator.Trainers:
         """Give trainers a record if there is a folder; torch then uses one thread.
 
         Args:
             make: makes the trainers, given the states from which holders continue.
             name: of the record.
         """
-        made = make({}) if self.folder is None else Recorded(self.folder, make, name)
+        made = make({}) if self.folder is None else Recorded(self.folder, make, self.shared, name)
         self.held.callback(torch.set_num_threads, torch.get_num_threads())
         torch.set_num_threads(1)
         return made
@@ -262,6 +261,7 @@ class _KeptUpdate:
 
 
 Computing: TypeAlias = InProcess | Cohort
+Make: TypeAlias = Callable[[dict[int, bytes]], Computing]
 
 
 class Recorded:
@@ -270,15 +270,14 @@ class Recorded:
     Args:
         folder: of the simulation's record.
         make: makes the trainers, given the states from which clients continue.
+        shared: the model of all.
         name: of the record. A record of another name belongs to another kind of simulation.
 
     Raises:
         CheckpointError: the folder holds a record of another name.
     """
 
-    def __init__(
-        self, folder: Path, make: Callable[[dict[int, bytes]], Computing], name: str = RECORD
-    ) -> None:
+    def __init__(self, folder: Path, make: Make, shared: SharedModel, name: str = RECORD) -> None:
         for other in {RECORD, FUSED} - {name}:
             if (folder / other).exists():
                 raise CheckpointError(
@@ -297,13 +296,26 @@ class Recorded:
                 self._known[found.client, found.round] = one
                 states[found.client] = found.state
         self.trainers = make(states)
+        self._folder, self._shared = folder, shared
         self._works: dict[int, simulator.Work] = {}
 
     def begin(self, work: simulator.Work) -> None:
-        """Begin the work, unless its result is in the record."""
+        """Begin the work, unless its result is in the record.
+
+        Raises:
+            CheckpointError: that result was computed on other weights.
+        """
         self._works[work.client] = work
-        if (work.client, work.round) not in self._known:
+        known = self._known.get((work.client, work.round))
+        if known is None:
             self.trainers.begin(work)
+        elif work.parts == 1:  # parts of an update are on weights of their own
+            self._shared.write(work.weights)
+            if input_hash(self._shared.model) != known.input_hash:
+                raise CheckpointError(
+                    f"{self._folder} began with other times (speeds, latency, outages), and so "
+                    "with other models: go on with the job that it began with"
+                )
 
     def result(self, client: int) -> simulator.Result:
         """The outcome of a client's work: from the record, or computed and then recorded."""
@@ -383,13 +395,8 @@ class SimulatedRun:
         found["clients" if star else "workers"] = [
             self._holder(place, star) for place in range(len(self.agreed.members))
         ]
-        for name, rows in (
-            ("accuracies", self.accuracies),
-            ("timeline", done.timeline),
-            ("alarms", done.alarms),
-        ):
-            found[name] = [list(row) for row in rows]
-        return found
+        rows = {"accuracies": self.accuracies, "timeline": done.timeline, "alarms": done.alarms}
+        return found | {name: list(map(list, some)) for name, some in rows.items()}
 
     def _holder(self, place: int, star: bool) -> dict[str, Any]:
         done, one = self.simulated, self.statements[place]
@@ -496,20 +503,8 @@ def simulate(
             Holder.of(federation, k, one, chosen, secrets.of(k), micro_batch)
             for k, one in enumerate(records)
         ]
-        running = Simulation(
-            federation,
-            shared,
-            chosen,
-            held_out,
-            folder,
-            holders,
-            start,
-            secrets,
-            workers,
-            engine,
-            progress,
-            held,
-        )
+        known = federation, shared, chosen, held_out, folder, holders, start, secrets
+        running = Simulation(*known, workers, engine, progress, held)
         run = _run(running, times, fused)
         running.finish(run)
     return run
@@ -526,15 +521,9 @@ def synchronous_seconds(agreed: Federation | Gossip, times: simulator.Times) -> 
             times.compute, times.way, times.straggling, (), times.seed, times.factors
         )
         return simulator.rehearsed_graph(agreed.with_allreduce(), alone).seconds
-    other = replace(
-        agreed,
-        rule="synchronous",
-        exchanged="weights",
-        absence=None,
-        refreshes=0,
-        robust=replace(agreed.robust, kind="mean", bound=None),
-    )
-    return rehearsed(other, times).seconds
+    mean = replace(agreed.robust, kind="mean", bound=None)
+    other = replace(agreed, absence=None, refreshes=0, robust=mean)
+    return rehearsed(replace(other, rule="synchronous", exchanged="weights"), times).seconds
 
 
 def _run(running: Simulation, times: simulator.Times, fused: bool) -> SimulatedRun:

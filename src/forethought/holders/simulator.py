@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import heapq
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -62,6 +62,10 @@ class Agenda:
     def alone(self) -> bool:
         """True if no other event has the present time."""
         return not self._entries or self._entries[0][0] > self.now
+
+    def holds(self, kind: int, without: Container[int]) -> bool:
+        """True if an event of a kind is to come, of a machine that is not in ``without``."""
+        return any(entry[2] == kind and entry[3] not in without for entry in self._entries)
 
     def add(self, at: float, kind: int, machine: int, what: Any = None) -> None:
         """Schedule an event of a machine; one whose time has passed happens at once."""
@@ -481,6 +485,8 @@ class _Simulator:
         if len(times.compute) != count:
             raise ValueError(f"times for {len(times.compute)} {words} {count}")
         self.trainers, self.times, self._outages = trainers, times, _apart(times.outages)
+        if (last := max((one.machine for one in self._outages), default=0)) >= count:
+            raise ValueError(f"an outage of machine {last}, and there are {count}, from 0")
         self._committed = committed
         self._agenda = Agenda()
         self._factor = LogNormal(times.straggling, [times.seed, 0])
@@ -505,6 +511,8 @@ class _Simulator:
     def _to_the_end(self) -> None:
         agenda = self._agenda
         while not self._done:
+            if self._idle > self._patience and agenda.holds(_COMPUTED, self._away):
+                self._idle = 0  # somebody computes for longer than all these waits
             if not len(agenda) or self._idle > self._patience:
                 raise SimulationError(self._stuck())
             self._happens(*agenda.next())
@@ -598,8 +606,7 @@ class StarSimulator(_Simulator):
         versions: Callable[[int, float, Vector], None] | None = None,
         timeline: bool = False,
     ) -> None:
-        members = len(federation.members)
-        words = "clients, the federation has"
+        members, words = len(federation.members), "clients, the federation has"
         super().__init__(words, members, trainers, times, committed, timeline)
         self.federation = federation
         self.server = ServerMachine(federation, weights, average)
@@ -741,8 +748,7 @@ class GraphSimulator(_Simulator):
         every: int = 1,
         timeline: bool = False,
     ) -> None:
-        count = gossip.workers
-        words = "workers, the gossip has"
+        count, words = gossip.workers, "workers, the gossip has"
         super().__init__(words, count, trainers, times, committed, timeline)
         self.gossip = gossip
         paced = times if isinstance(times, GraphTimes) else GraphTimes(**vars(times))

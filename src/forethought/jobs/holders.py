@@ -658,8 +658,7 @@ def times_of(
     known = compute, simulator.Way(section.latency, section.bandwidth), section.straggling
     if isinstance(section, FederationSection):
         return simulator.Times(*known, seed=section.seed)
-    names = [member.name for member in agreed.members]
-    outages = []
+    names, outages = agreed.names, []
     for row in section.outage:
         if row.worker not in names:
             raise JobError(f"[[gossip.outage]]: no worker {row.worker!r}; there are {names[:20]}")

@@ -369,11 +369,15 @@ def serve_job(
     Returns:
         The outcome, and the model's accuracy on the job's held-out data (None: no data, or not
         finished).
+
+    Raises:
+        JobError: the job has other terms than the federation.
     """
     member = Membership.load(folder, "federation")
+    federation = member.agreed
+    _require_same(request, federation)
     loaded = load_job(request, data_dir)
     shared = SharedModel(module_of(loaded))
-    federation = member.agreed
     taking_part.require_architecture(shared, federation)
     if not (out / JOURNAL).exists():
         require_only(out, START)
@@ -801,31 +805,31 @@ def site_worker(
     )
 
 
-def _require_same(request: JobRequest, gossip: Gossip) -> None:
-    """Refuse a job with other settings than the agreed gossip, since they would have no effect.
+def _require_same(request: JobRequest, agreed: holders.Agreed) -> None:
+    """Refuse a job with other settings than what was agreed on, since they would have no effect.
 
     Raises:
         JobError: a setting differs; the message names it.
     """
-    section = holders.section_of(request.job, "gossip")
-    compared: dict[str, tuple[object, object]] = {
-        name: (getattr(section, name), getattr(gossip, name)) for name in holders.GOSSIP_KEYS
-    }
-    compared["rounds"] = (section.rounds or gossip.rounds, gossip.rounds)
-    compared["workers"] = (section.workers or gossip.workers, gossip.workers)
-    compared["difference"] = (section.difference, gossip.trust.difference)
-    compared["largest"] = (section.largest, gossip.trust.largest)
-    compared["compression"] = (holders.compression_of(section), gossip.compression)
-    mixing = holders.mixing_of(section, gossip.workers, request.folder)
-    compared["graph and mixing"] = (mixing, gossip.mixing)
-    for name, (here, agreed) in compared.items():
-        if here == agreed:
-            continue
-        words = "" if name == "graph and mixing" else f" ({here!r} here, {agreed!r} agreed)"
-        raise JobError(
-            f"[gossip] {name} differs from what was agreed on{words}: take the job that all agreed "
-            "on; or begin anew, with other keys or in another folder"
-        )
+    section: Any = holders.section_of(request.job, agreed.CALLED)
+    count, star = len(agreed.members), isinstance(agreed, Federation)
+    keys = holders.FEDERATION_KEYS if star else holders.GOSSIP_KEYS
+    compared = {name: (getattr(section, name), getattr(agreed, name)) for name in keys}
+    compared["rounds"] = (section.rounds or agreed.rounds, agreed.rounds)
+    compared[f"{section.member}s"] = (section.count or count, count)
+    if isinstance(agreed, Gossip):
+        compared["difference"] = (section.difference, agreed.trust.difference)
+        compared["largest"] = (section.largest, agreed.trust.largest)
+        compared["compression"] = (holders.compression_of(section), agreed.compression)
+        mixing = holders.mixing_of(section, count, request.folder)
+        compared["graph and mixing"] = (mixing, agreed.mixing)
+    for name, (here, there) in compared.items():
+        if here != there:
+            words = "" if name == "graph and mixing" else f" ({here!r} here, {there!r} agreed)"
+            raise JobError(
+                f"[{section.kind}] {name} differs from what was agreed on{words}: take the job "
+                "that all agreed on; or begin anew, with other keys or in another folder"
+            )
 
 
 def _take_part(

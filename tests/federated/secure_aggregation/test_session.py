@@ -214,6 +214,16 @@ def test_a_second_sum_or_roster_or_altered_shares_are_refused():
     assert "altered" in found[0][0].text
 
 
+def test_bad_keys_leave_their_client_out_at_once():
+    cohort = _Cohort(SecureAggregation(4, 1, 0))
+    keys = {c: one.begin()[0].message for c, one in cohort.clients.items()}
+    for sender in (1, 2, 3):
+        assert cohort.server.handle(Received(sender, keys[sender], 0.0)) == []
+    found = cohort.server.handle(Received(0, replace(keys[0], keys=bytes(63)), 0.0))
+    assert isinstance(found[0], Alarm) and found[0].code == "secure-malformed"
+    assert cohort.server.roster == (1, 2, 3)  # nobody waited for its patience
+
+
 def test_stray_messages_change_nothing():
     cohort = _Cohort(SecureAggregation(4, 1, 0))
     cohort.until(MaskedSum, _elements(4))

@@ -140,8 +140,8 @@ def settings_of(federation: Federation) -> masking.SecureAggregation:
     """The secure aggregation settings of a federation, checked against it.
 
     Raises:
-        SecureAggregationError: there are none, they do not fit, a deadline is set, or the noise
-            changes with the round: a client that missed a round would add different noise.
+        SecureAggregationError: there are none, they do not fit, or the noise changes with the
+            round: a client that missed a round would add different noise.
     """
     if federation.secure is None:
         raise masking.SecureAggregationError("this federation has no secure aggregation")
@@ -151,9 +151,5 @@ def settings_of(federation: Federation) -> masking.SecureAggregation:
         raise masking.SecureAggregationError(
             "clients may miss a round, so all rounds need one noise multiplier and sampling: plan "
             "rounds of one kind"
-        )
-    if federation.deadline is not None:
-        raise masking.SecureAggregationError(
-            "secure aggregation waits by its own patience: leave the deadline out"
         )
     return settings

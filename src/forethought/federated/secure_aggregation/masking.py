@@ -327,6 +327,10 @@ class SecureAggregation:
                 f"robust {federation.robust.kind!r} looks at single updates, which secure "
                 "aggregation hides: use 'mean', or do without one of the two"
             )
+        if federation.deadline is not None:
+            raise SecureAggregationError(
+                "secure aggregation waits by its own patience: leave the deadline out"
+            )
         asked = federation.cohort or len(federation.members)
         if asked != self.clients:
             raise SecureAggregationError(

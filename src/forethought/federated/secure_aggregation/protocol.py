@@ -512,10 +512,13 @@ class Aggregator:
                 try:
                     answers[sender] = self._checked(message)
                 except ValueError as error:
-                    return [Alarm("secure-malformed", f"client {sender}: {error}")]
+                    alarms.append(Alarm("secure-malformed", f"client {sender}: {error}"))
+                    if kind is not MaskKeys:
+                        return alarms
+                    self.refused.add(sender)  # its keys are bad: nobody waits for better ones
                 self.numbers[sender] = int(getattr(message, "round", 0))
                 if isinstance(message, MaskKeys) and not self._signed(sender, message):
-                    del answers[sender]
+                    answers.pop(sender, None)
                     self.refused.add(sender)
                     text = f"the keys of client {sender} are not signed by it: it is left out"
                     alarms.append(Alarm("secure-unsigned", text))
