@@ -654,7 +654,7 @@ def _keep_results(loaded: Loaded, found: Run, test: tuple[Any, Any] | None, fold
     called = _called(loaded)
     outputs, targets = outputs_of(found.model, test[0]), np.asarray(test[1])
     if not np.isfinite(outputs).all():
-        words = "answers to held-out records are not finite, nor measured: take a smaller step size"
+        words = "the answers to held-out records are not finite: take a smaller learning_rate"
         warnings.warn(words, stacklevel=2)
         return
     if called is None:
