@@ -21,6 +21,7 @@ from forethought.values.mechanism import (
     Mechanism,
     Poisson,
     Rounds,
+    Sampling,
     UnsupportedMechanismError,
 )
 from forethought.values.strategies import Banded, BufferedToeplitz, Strategy
@@ -90,6 +91,18 @@ def test_sampled_turns_are_poisson_rounds_of_the_bands_norm() -> None:
     assert ft.epsilon(turns, DELTA, 2).upper == pytest.approx(
         ft.epsilon(whole, DELTA, 2).upper, rel=1e-3
     )
+
+
+@pytest.mark.parametrize("sampling", [FullBatch(), CyclicPoisson(0.2, 10)])
+def test_more_rounds_than_fit_into_memory_are_refused(sampling: Sampling) -> None:
+    part = Correlated(3.0, 10**9, sampling, strategy=BANDED)
+    with pytest.raises(UnsupportedMechanismError, match="too many"):
+        ft.epsilon(Mechanism(part), DELTA)
+
+
+def test_turns_that_never_come_take_no_memory() -> None:
+    found = sensitivity_over_turns(BUFFERED, 12, 10**9)
+    assert found == sensitivity_over_turns(BUFFERED, 12, 12)
 
 
 @pytest.mark.filterwarnings("ignore:overflow")

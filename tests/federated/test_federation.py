@@ -21,6 +21,7 @@ from forethought.federated.federation import (
     ServerOptimizer,
 )
 from forethought.values.mechanism import first_round, updates_of
+from forethought.values.plan import Preparation
 
 
 def test_it_is_read_back_as_it_was_and_named_by_all_of_it() -> None:
@@ -56,6 +57,13 @@ def test_it_is_read_back_as_it_was_and_named_by_all_of_it() -> None:
 def test_contradictions_are_refused(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(FederationError, match=words):
         federation(**changes)
+
+
+def test_a_plan_that_prepares_the_data_is_refused() -> None:
+    # No client releases it, and its rounds would count as some of those of training.
+    prepared = plan().remade(preparation=Preparation(("classes",), classes=2, noise_multiplier=99))
+    with pytest.raises(FederationError, match="preparation of the"):
+        federation(plans=(prepared,))
 
 
 def test_permissible_delays() -> None:

@@ -207,6 +207,19 @@ def test_noise_that_no_grid_holds_is_refused_when_it_is_asked_for_and_still_read
             asked.release(HELD)
 
 
+@pytest.mark.parametrize(
+    ("sigma", "least", "most"), [(1e200, 0, 1e-100), (1e-200, 1e100, math.inf)]
+)
+@pytest.mark.filterwarnings("ignore:overflow", "ignore:invalid value")
+def test_requests_by_hand_with_noise_beyond_all_bounds_have_an_epsilon(
+    sigma: float, least: float, most: float
+) -> None:
+    each = tuple(Count(name=name, noise_multiplier=sigma) for name in ("a", "b"))
+    asked = Request(each, N, 1e-6)
+    assert asked.mechanism.rounds[0].noise_multiplier == pytest.approx(sigma / math.sqrt(2))
+    assert least <= asked.epsilon <= most
+
+
 def test_a_budget_has_one_delta() -> None:
     assert planned(delta=1e-6) == planned()
     with pytest.raises(ValueError, match="drop delta="):
@@ -408,7 +421,9 @@ def test_a_table_with_its_declaration_is_released_in_one_call(tmp_path: Path) ->
 
 def test_a_count_of_what_is_published_says_so() -> None:
     every = planned(Count()).statement()
-    assert any("exact number" in str(one) for one in every.not_covered)
+    unread = planned(Count(missing="skip")).statement()  # no column, so that none is skipped
+    for said in (every, unread):
+        assert any("exact number" in str(one) for one in said.not_covered)
     assert ft.accounting.verify(every) == every
     some = (planned(Count(where={"sex": "F"})), planned(Count(), adjacency="zero-out"))
     assert not any(asked.statement().not_covered for asked in some)

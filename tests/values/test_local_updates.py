@@ -46,6 +46,12 @@ def test_a_plan_keeps_its_local_algorithm() -> None:
     assert plan.round(0).divisor == 4
 
 
+def test_a_plan_with_a_function_inside_groups_is_read_back() -> None:
+    mechanism = Mechanism(Rounds(1.0, 3, FullBatch(), "group"))
+    plan = Plan(mechanism, 40, 1e-5, groups=4, local=Local(function="mine:grown"))
+    assert Plan.from_json(plan.to_json()) == plan
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

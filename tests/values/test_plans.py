@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,7 @@ def test_quantile_clipping_is_paid_from_the_plans_noise() -> None:
         (lambda: ft.Plan(mechanism(), 0, 1e-5), "examples"),
         (lambda: ft.Plan(mechanism(), 10, 2.0), "delta"),
         (lambda: ft.Clip(1.0, "quantile"), "count_noise"),
+        (lambda: ft.Clip(1.0, "quantile", count_noise=1e-200), "count_noise"),
         (lambda: ft.Clip(1.0, "flat", shares=(("a", 1.0),)), "per-layer"),
         (lambda: ft.Clip(1.0, "per-layer", shares=(("a", 1.0), ("b", 0.1))), "at most 1"),
         (lambda: ft.Clip(0.0), "clip_norm"),
@@ -100,6 +102,11 @@ def test_a_part_of_another_class_is_refused(part: str, wrong: object) -> None:
 def test_a_file_that_is_no_plan_is_named(tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     path.write_text("{}")
+    with pytest.raises(ValueError, match="holds no plan"):
+        ft.Plan.load(path)
+    values = ft.Plan(mechanism(), 1000, 1e-5, ft.Clip(1.0, "quantile", count_noise=9)).to_dict()
+    values["privacy"]["mechanism"]["rounds"][0]["noise_multiplier"] = 1e-200
+    path.write_text(json.dumps(values))
     with pytest.raises(ValueError, match="holds no plan"):
         ft.Plan.load(path)
 

@@ -78,6 +78,10 @@ SAMPLED_TURNS = (
 )
 
 
+# The sensitivity of correlated noise needs memory for each round.
+MOST_CORRELATED = 10_000_000
+
+
 @lru_cache(maxsize=256)
 def sensitivity_over_turns(strategy: Strategy, count: int, separation: int) -> float:
     """‖Σ_j C[:, j·separation]‖ over ``count`` rounds, rounded up.
@@ -85,17 +89,23 @@ def sensitivity_over_turns(strategy: Strategy, count: int, separation: int) -> f
     This is the most that a record can move Cx if it takes part in every ``separation``-th round.
 
     Raises:
-        UnsupportedMechanismError: columns overlap and some coefficient is negative.
+        UnsupportedMechanismError: columns overlap and some coefficient is negative, or too many
+            rounds.
     """
     if strategy.bands > separation and not strategy.nonnegative:
         raise UnsupportedMechanismError(
             f"a strategy of {strategy.bands} bands with negative coefficients needs turns at least "
             f"as many rounds apart, not {separation}: no bound on its sensitivity is known"
         )
-    column = strategy.column(count)
+    if count > MOST_CORRELATED:
+        raise UnsupportedMechanismError(
+            f"correlated noise is accounted for round by round, up to {MOST_CORRELATED:,} rounds: "
+            f"{count:,} are too many"
+        )
+    separation = min(separation, count)
     turns = -(-count // separation)
     padded = np.zeros(turns * separation)
-    padded[:count] = column
+    padded[:count] = strategy.column(count)
     moved = padded.reshape(turns, separation).cumsum(axis=0).ravel()[:count]
     size = math.sqrt(math.fsum(moved * moved))
     # The rounding of the coefficients, of the sums of positive terms and of the square root.

@@ -368,7 +368,7 @@ class Agreement(Stored):
         return self.plans[self.members[place].plan]
 
     def require_members(self) -> None:
-        """Refuse a name that two members have, or the place of a plan that does not exist.
+        """Refuse two members of one name, and a plan that does not exist or prepares the data.
 
         Raises:
             ValueError: of the class ``REFUSAL``.
@@ -380,6 +380,11 @@ class Agreement(Stored):
             if not 0 <= member.plan < len(self.plans):
                 raise self.REFUSAL(
                     f"{one} {member.name!r} has plan {member.plan}, there are {len(self.plans)}"
+                )
+            if self.plans[member.plan].preparation is not None:
+                raise self.REFUSAL(
+                    f"the plan of {member.name!r} pays for a preparation of the data, which no "
+                    f"{one} releases: plan without preparation=, a linear model with centre=False"
                 )
 
     def require_released(self, place: int, transcript: Transcript | None) -> None:

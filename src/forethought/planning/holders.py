@@ -175,20 +175,16 @@ def _alike(federation: Federation) -> bool:
 def _cost(federation: Federation, client: int) -> partial[ClientCost]:
     """The costs that follow from a client's plan, without its name, budget and speed."""
     plan, updates = federation.plan(client), federation.updates(client)
-    rounds = federation.first_round(updates)
+    first = federation.planned(client)
     own = client_statement(federation, client)
     secure = None
     if federation.secure is not None:
         secure = client_statement(federation, client, "secure-server").guarantee
-    first = plan.mechanism.first(rounds)
-    if federation.phases:
-        first = federation.planned(client)
-        rounds = len(first)
     return partial(
         ClientCost,
         examples=plan.examples,
         batch=first.rounds[0].sampling.expected_batch(plan.examples),
-        rounds=rounds,
+        rounds=len(first),
         updates=updates,
         noise_multiplier=max(part.noise_multiplier for part in first),
         epsilon=own.guarantee,

@@ -139,7 +139,7 @@ class Statistic(ABC):
     @property
     def all_count(self) -> bool:
         """True if every record counts; the number of counted records is then public."""
-        return not self.where and self.missing == "refuse"
+        return not self.where and (self.missing == "refuse" or not self.reads)
 
     @property
     def columns(self) -> tuple[str, ...]:

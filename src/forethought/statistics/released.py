@@ -35,7 +35,7 @@ from forethought.statistics.table import rows
 from forethought.values.caveats import Caveat
 from forethought.values.checks import one_of, real, require_only, settle, whole
 from forethought.values.mechanism import Adjacency, Budget, FullBatch, Mechanism, Rounds
-from forethought.values.plan import TRANSCRIPT, Transcript, grid
+from forethought.values.plan import TRANSCRIPT, Transcript, grid, together
 from forethought.values.serialisation import Readers, Stored, canonical, each, plain
 
 # The purpose of the random numbers, and the name of the result's file.
@@ -212,11 +212,11 @@ class Request(Stored):
 
     def _noised(self, tallies: list[Array], noise: BoundNoise) -> tuple[tuple[Estimate, ...], ...]:
         # Each statistic's noise is bound to the whole request and to all its sums.
-        together = torch.from_numpy(np.concatenate(tallies))
+        sums = torch.from_numpy(np.concatenate(tallies))
         results = []
         for place, (one, tally) in enumerate(zip(self.statistics, tallies, strict=True)):
             about = encoded((canonical(self.to_dict()), place))
-            generator = noise.at(noise.bind(about, together))
+            generator = noise.at(noise.bind(about, sums))
             noised = torch.from_numpy(tally.copy())
             std, unit = self.noise_std(one), _unit(one, self.adjacency)
             most = self.examples * one.entry
@@ -271,9 +271,7 @@ def _unit(one: Statistic, adjacency: Adjacency) -> float:
 
 def _together(sigmas: Sequence[float]) -> float:
     """The combined noise multiplier of independent releases, rounded down."""
-    if len(sigmas) == 1:
-        return sigmas[0]
-    return _ROUNDED / math.sqrt(math.fsum(sigma**-2 for sigma in sigmas))
+    return sigmas[0] if len(sigmas) == 1 else _ROUNDED * together(sigmas)
 
 
 @dataclass(frozen=True)

@@ -963,6 +963,7 @@ class Local:
 
     def __post_init__(self) -> None:
         settle(self, function=None if self.function is None else function_name(self.function))
+        settle(self, options=frozen(self.options))
         if self.function is not None:
             given = (self.optimizer, self.learning_rate, self.options, self.passes, self.step)
             if given != ("sgd", None, (), 1, None):
@@ -975,7 +976,6 @@ class Local:
         known = INNER[self.optimizer]
         rate = known.rate if self.learning_rate is None else self.learning_rate
         settle(self, learning_rate=real("learning_rate of local", rate, above=0))
-        settle(self, options=frozen(self.options))
         unknown = sorted({name for name, _ in self.options} - set(known.options))
         if unknown:
             raise ValueError(
@@ -1005,41 +1005,6 @@ class Local:
         step = "the whole group" if self.step is None else f"{self.step} records"
         passes = "one pass" if self.passes == 1 else f"{self.passes} passes"
         return f"{self.optimizer} at {self.learning_rate:g}, {passes}, steps of {step}"
-
-
-@dataclass(frozen=True)
-class LocalUpdates:
-    """Contributions are weight changes: a batch is divided into ``count`` groups, each trains.
-
-    Records are assigned as for :class:`Groups`. One more record changes one whole update, so the
-    sensitivity is that of groups.
-
-    Args:
-        count: number of groups. local: the algorithm that runs on each group.
-    """
-
-    count: int
-    local: Local = field(default_factory=Local)
-    kind: ClassVar[str] = "local"
-    clipping: ClassVar[Clipping] = "group"
-    alterable: ClassVar[bool] = False
-    released: ClassVar[str] = "sums of clipped contributions"
-
-    @property
-    def groups(self) -> int:
-        """The number of groups, ``count``."""
-        return self.count
-
-    def __post_init__(self) -> None:
-        settle(self, count=whole("groups", self.count))
-        if isinstance(self.local, Mapping):
-            settle(self, local=build(Local, self.local))
-        if not isinstance(self.local, Local):
-            raise TypeError(f"local must be a forethought.Local, not {self.local!r}")
-
-    def expected(self, batch: float) -> float:
-        """The number of groups, empty ones included, since the mean is over groups."""
-        return float(self.count)
 
 
 def _known_optimizer(name: object) -> None:
@@ -1194,6 +1159,29 @@ class Groups:
     def expected(self, batch: float) -> float:
         """The number of groups, empty ones included: an update is already a mean over records."""
         return float(self.count)
+
+
+@dataclass(frozen=True)
+class LocalUpdates(Groups):
+    """Contributions are weight changes: a batch is divided into ``count`` groups, each trains.
+
+    Records are assigned as for :class:`Groups`. One more record changes one whole update, so the
+    sensitivity is that of groups.
+
+    Args:
+        count: number of groups. local: the algorithm that runs on each group.
+    """
+
+    local: Local = field(default_factory=Local)
+    kind: ClassVar[str] = "local"
+    alterable: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.local, Mapping):
+            settle(self, local=build(Local, self.local))
+        if not isinstance(self.local, Local):
+            raise TypeError(f"local must be a forethought.Local, not {self.local!r}")
 
 
 @dataclass(frozen=True)

@@ -369,7 +369,7 @@ class Clip:
         real("quantile_rate", self.quantile_rate, above=0)
         if (self.rule == "quantile") != (self.count_noise is not None):
             raise ValueError("count_noise goes with the clip rule 'quantile', and only with it")
-        optional(real, "count_noise", self.count_noise, above=0)
+        optional(real, "count_noise", self.count_noise, least=1e-100)
         if self.final is not None:
             if self.rule == "quantile":
                 raise ValueError("the clip rule 'quantile' moves the norm by itself: drop final")
@@ -1438,4 +1438,4 @@ def together(sigmas: Sequence[float]) -> float:
     """
     if len(sigmas) == 1:
         return sigmas[0]
-    return 0.0 if min(sigmas) == 0 else 1 / math.sqrt(math.fsum(sigma**-2 for sigma in sigmas))
+    return 0.0 if min(sigmas) == 0 else 1 / math.hypot(*(1 / sigma for sigma in sigmas))

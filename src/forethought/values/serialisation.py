@@ -324,5 +324,5 @@ class Stored:
         """
         try:
             return cls.from_json(Path(path).read_text(encoding="utf-8"))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
             raise ValueError(f"{path} holds no {cls.CALLED}: {error}") from error
