@@ -234,6 +234,13 @@ def test_a_forged_envelope_is_refused(signed: Path, key: Path, change: str) -> N
             verified(signed, public(key))
 
 
+def test_an_envelope_whose_type_is_no_text_is_refused(signed: Path, key: Path) -> None:
+    made = json.dumps({**envelope_of(signed), "payloadType": 5})
+    for owner in (None, public(key)):
+        with pytest.raises(SignatureError, match="must hold"):
+            attested(made, owner)
+
+
 def test_another_key_signs_for_itself_only(signed: Path, key: Path) -> None:
     (signed / ENVELOPE).write_text(json.dumps(other_key(signed)))
     assert "whose key" in dict(verified(signed).not_checked)["signature"]

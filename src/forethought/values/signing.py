@@ -140,7 +140,9 @@ def attested(envelope: str, key: Path | None = None) -> Attested:
         raise SignatureError(f"an envelope has 1 to {_MOST_SIGNATURES} signatures")
     if not all(isinstance(one, Mapping) for one in signatures):
         raise SignatureError("a signature of an envelope is an object with keyid and sig")
-    signed = encoded(values["payloadType"], payload)
+    if values["payloadType"] != PAYLOAD_TYPE:
+        raise SignatureError(f"the envelope must hold {PAYLOAD_TYPE}")
+    signed = encoded(PAYLOAD_TYPE, payload)
     if key is not None:
         wanted = [_public_key(key).public_bytes_raw()]
         tried = [(wanted[0], one) for one in signatures]
@@ -157,8 +159,6 @@ def attested(envelope: str, key: Path | None = None) -> Attested:
         raise SignatureError(
             "the signature does not fit: the statement was changed after it was signed"
         )
-    if values["payloadType"] != PAYLOAD_TYPE:
-        raise SignatureError(f"the envelope must hold {PAYLOAD_TYPE}")
     content = parse(payload.decode())
     if (content["_type"], content["predicateType"]) != (STATEMENT_TYPE, PREDICATE_TYPE):
         raise SignatureError("the envelope holds no privacy statement")
