@@ -58,6 +58,19 @@ def test_an_impossible_target_says_what_to_change():
         rounds_calculator(10000, 19.3, 1)
 
 
+def test_an_iteration_that_would_swing_for_ever_ends_at_the_solution():
+    tried = []
+
+    def step(current):
+        tried.append(current)
+        assert len(tried) < 1000
+        return gamma_step(11.98, 0.3977, current)
+
+    kept, last = iterated_gamma(step)
+    assert kept == pytest.approx(last, rel=1e-4)
+    assert last == pytest.approx(gamma(11.98, 0.3977), rel=1e-4)
+
+
 def test_the_iteration_converges_to_the_solution():
     found = iterated_gamma(lambda current: gamma_step(12.1, 0.025, current))[1]
     assert found == pytest.approx(gamma(12.1, 0.025), rel=2e-4)

@@ -1119,19 +1119,24 @@ class Contribution(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class Examples:
-    """Every record's gradient is a contribution."""
+class EachByItself:
+    """Facts of a kind that clips every record, or person, of a batch by itself."""
 
-    kind: ClassVar[str] = "examples"
     clipping: ClassVar[Clipping] = "example"
-    alterable: ClassVar[bool] = True
     groups: ClassVar[int | None] = None
     released: ClassVar[str] = GRADIENTS
 
     def expected(self, batch: float) -> float:
-        """One for each record of the batch."""
+        """One for each record, or person, of the batch."""
         return batch
+
+
+@dataclass(frozen=True)
+class Examples(EachByItself):
+    """Every record's gradient is a contribution."""
+
+    kind: ClassVar[str] = "examples"
+    alterable: ClassVar[bool] = True
 
 
 @dataclass(frozen=True)
@@ -1185,7 +1190,7 @@ class LocalUpdates(Groups):
 
 
 @dataclass(frozen=True)
-class LinearExamples:
+class LinearExamples(EachByItself):
     """Every record's gradient is a contribution, and the model is a linear map of the record.
 
     The contributions equal those of :class:`Examples`, but are computed by one product with the
@@ -1193,18 +1198,11 @@ class LinearExamples:
     """
 
     kind: ClassVar[str] = "linear-examples"
-    clipping: ClassVar[Clipping] = "example"
     alterable: ClassVar[bool] = False
-    groups: ClassVar[int | None] = None
-    released: ClassVar[str] = GRADIENTS
-
-    def expected(self, batch: float) -> float:
-        """One for each record of the batch."""
-        return batch
 
 
 @dataclass(frozen=True)
-class Persons:
+class Persons(EachByItself):
     """All of a person's rows together are one contribution: the mean of their gradients.
 
     The examples of such a plan are persons, so one person moves a sum by one clipping norm,
@@ -1216,14 +1214,7 @@ class Persons:
 
     records: int
     kind: ClassVar[str] = "persons"
-    clipping: ClassVar[Clipping] = "example"
     alterable: ClassVar[bool] = True
-    groups: ClassVar[int | None] = None
-    released: ClassVar[str] = GRADIENTS
 
     def __post_init__(self) -> None:
         settle(self, records=whole("records_per_person", self.records))
-
-    def expected(self, batch: float) -> float:
-        """One for each person of the batch."""
-        return batch
