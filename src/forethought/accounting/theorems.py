@@ -50,6 +50,7 @@ import numpy as np
 
 from forethought.accounting.discrete_ratio import DisclosedCount, Epoch
 from forethought.accounting.dominating_pair import EPS, Array, Pair
+from forethought.values.checks import whole
 from forethought.values.mechanism import (
     ADJACENCIES,
     CLIPPINGS,
@@ -78,10 +79,6 @@ SAMPLED_TURNS = (
 )
 
 
-# The sensitivity of correlated noise needs memory for each round.
-MOST_CORRELATED = 10_000_000
-
-
 @lru_cache(maxsize=256)
 def sensitivity_over_turns(strategy: Strategy, count: int, separation: int) -> float:
     """‖Σ_j C[:, j·separation]‖ over ``count`` rounds, rounded up.
@@ -89,19 +86,15 @@ def sensitivity_over_turns(strategy: Strategy, count: int, separation: int) -> f
     This is the most that a record can move Cx if it takes part in every ``separation``-th round.
 
     Raises:
-        UnsupportedMechanismError: columns overlap and some coefficient is negative, or too many
-            rounds.
+        UnsupportedMechanismError: columns overlap and some coefficient is negative.
+        ValueError: too many rounds.
     """
     if strategy.bands > separation and not strategy.nonnegative:
         raise UnsupportedMechanismError(
             f"a strategy of {strategy.bands} bands with negative coefficients needs turns at least "
             f"as many rounds apart, not {separation}: no bound on its sensitivity is known"
         )
-    if count > MOST_CORRELATED:
-        raise UnsupportedMechanismError(
-            f"correlated noise is accounted for round by round, up to {MOST_CORRELATED:,} rounds: "
-            f"{count:,} are too many"
-        )
+    whole("the number of rounds of correlated noise", count, most=10_000_000)  # each takes memory
     separation = min(separation, count)
     turns = -(-count // separation)
     padded = np.zeros(turns * separation)

@@ -382,10 +382,7 @@ class Agreement(Stored):
                     f"{one} {member.name!r} has plan {member.plan}, there are {len(self.plans)}"
                 )
             if self.plans[member.plan].preparation is not None:
-                raise self.REFUSAL(
-                    f"the plan of {member.name!r} pays for a preparation of the data, which no "
-                    f"{one} releases: plan without preparation=, a linear model with centre=False"
-                )
+                raise self.REFUSAL(f"no {one} prepares data: drop preparation=, set centre=False")
 
     def require_released(self, place: int, transcript: Transcript | None) -> None:
         """Refuse a statement for a member that released nothing.

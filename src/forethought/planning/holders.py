@@ -176,7 +176,6 @@ def _cost(federation: Federation, client: int) -> partial[ClientCost]:
     """The costs that follow from a client's plan, without its name, budget and speed."""
     plan, updates = federation.plan(client), federation.updates(client)
     first = federation.planned(client)
-    own = client_statement(federation, client)
     secure = None
     if federation.secure is not None:
         secure = client_statement(federation, client, "secure-server").guarantee
@@ -187,7 +186,7 @@ def _cost(federation: Federation, client: int) -> partial[ClientCost]:
         rounds=len(first),
         updates=updates,
         noise_multiplier=max(part.noise_multiplier for part in first),
-        epsilon=own.guarantee,
+        epsilon=client_statement(federation, client).guarantee,
         secure_epsilon=secure,
         outsider_epsilon=client_statement(federation, client, "outsider").guarantee,
         megabytes=megabytes(federation, updates),

@@ -1007,6 +1007,41 @@ class Local:
         return f"{self.optimizer} at {self.learning_rate:g}, {passes}, steps of {step}"
 
 
+@dataclass(frozen=True)
+class LocalUpdates:
+    """Contributions are weight changes: a batch is divided into ``count`` groups, each trains.
+
+    Records are assigned as for :class:`Groups`. One more record changes one whole update, so the
+    sensitivity is that of groups.
+
+    Args:
+        count: number of groups. local: the algorithm that runs on each group.
+    """
+
+    count: int
+    local: Local = field(default_factory=Local)
+    kind: ClassVar[str] = "local"
+    clipping: ClassVar[Clipping] = "group"
+    alterable: ClassVar[bool] = False
+    released: ClassVar[str] = "sums of clipped contributions"
+
+    @property
+    def groups(self) -> int:
+        """The number of groups, ``count``."""
+        return self.count
+
+    def __post_init__(self) -> None:
+        settle(self, count=whole("groups", self.count))
+        if isinstance(self.local, Mapping):
+            settle(self, local=build(Local, self.local))
+        if not isinstance(self.local, Local):
+            raise TypeError(f"local must be a forethought.Local, not {self.local!r}")
+
+    def expected(self, batch: float) -> float:
+        """The number of groups, empty ones included, since the mean is over groups."""
+        return float(self.count)
+
+
 def _known_optimizer(name: object) -> None:
     if not isinstance(name, str):
         if hasattr(name, "state") and hasattr(name, "step"):
@@ -1119,24 +1154,19 @@ class Contribution(Protocol):
         ...
 
 
-class EachByItself:
-    """Facts of a kind that clips every record, or person, of a batch by itself."""
+@dataclass(frozen=True)
+class Examples:
+    """Every record's gradient is a contribution."""
 
+    kind: ClassVar[str] = "examples"
     clipping: ClassVar[Clipping] = "example"
+    alterable: ClassVar[bool] = True
     groups: ClassVar[int | None] = None
     released: ClassVar[str] = GRADIENTS
 
     def expected(self, batch: float) -> float:
-        """One for each record, or person, of the batch."""
+        """One for each record of the batch."""
         return batch
-
-
-@dataclass(frozen=True)
-class Examples(EachByItself):
-    """Every record's gradient is a contribution."""
-
-    kind: ClassVar[str] = "examples"
-    alterable: ClassVar[bool] = True
 
 
 @dataclass(frozen=True)
@@ -1167,30 +1197,7 @@ class Groups:
 
 
 @dataclass(frozen=True)
-class LocalUpdates(Groups):
-    """Contributions are weight changes: a batch is divided into ``count`` groups, each trains.
-
-    Records are assigned as for :class:`Groups`. One more record changes one whole update, so the
-    sensitivity is that of groups.
-
-    Args:
-        count: number of groups. local: the algorithm that runs on each group.
-    """
-
-    local: Local = field(default_factory=Local)
-    kind: ClassVar[str] = "local"
-    alterable: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if isinstance(self.local, Mapping):
-            settle(self, local=build(Local, self.local))
-        if not isinstance(self.local, Local):
-            raise TypeError(f"local must be a forethought.Local, not {self.local!r}")
-
-
-@dataclass(frozen=True)
-class LinearExamples(EachByItself):
+class LinearExamples:
     """Every record's gradient is a contribution, and the model is a linear map of the record.
 
     The contributions equal those of :class:`Examples`, but are computed by one product with the
@@ -1198,11 +1205,18 @@ class LinearExamples(EachByItself):
     """
 
     kind: ClassVar[str] = "linear-examples"
+    clipping: ClassVar[Clipping] = "example"
     alterable: ClassVar[bool] = False
+    groups: ClassVar[int | None] = None
+    released: ClassVar[str] = GRADIENTS
+
+    def expected(self, batch: float) -> float:
+        """One for each record of the batch."""
+        return batch
 
 
 @dataclass(frozen=True)
-class Persons(EachByItself):
+class Persons:
     """All of a person's rows together are one contribution: the mean of their gradients.
 
     The examples of such a plan are persons, so one person moves a sum by one clipping norm,
@@ -1214,7 +1228,14 @@ class Persons(EachByItself):
 
     records: int
     kind: ClassVar[str] = "persons"
+    clipping: ClassVar[Clipping] = "example"
     alterable: ClassVar[bool] = True
+    groups: ClassVar[int | None] = None
+    released: ClassVar[str] = GRADIENTS
 
     def __post_init__(self) -> None:
         settle(self, records=whole("records_per_person", self.records))
+
+    def expected(self, batch: float) -> float:
+        """One for each person of the batch."""
+        return batch
