@@ -283,7 +283,7 @@ def _curve(points: Sequence[Point], limit: float) -> str:
         )
     first, last = points[0].at[:10], points[-1].at[:10]
     words = (
-        f"The total ε rose to {points[-1].epsilon:.3g} of {limit:g} in {len(points)} entries, "
+        f"The total ε rose to {at_most(points[-1].epsilon)} of {limit:g} in {len(points)} entries, "
         f"from {first} to {last}"
     )
     return (

@@ -105,6 +105,8 @@ def parse(text: str) -> Any:
         return json.loads(text, object_pairs_hook=once, parse_float=finite, parse_constant=finite)
     except RecursionError:
         raise ValueError("the JSON is nested too deeply") from None
+    except json.JSONDecodeError as error:
+        raise ValueError(f"it is no JSON ({error})") from None
 
 
 # Largest size, in bytes, of a JSON file from an untrusted source.
