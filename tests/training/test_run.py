@@ -441,6 +441,8 @@ def test_batch_normalisation_is_refused_with_the_fix() -> None:
             "no labels",
         ),
         ({"plan": plan(optimizer=Optimizer("sdg"))}, ValueError, "did you mean"),
+        ({"plan": plan(optimizer=Optimizer("sgd", 1e300))}, ValueError, "learning_rate must be"),
+        ({"plan": plan(clip=Clip(1e300))}, ValueError, "clip_norm must be"),
     ],
 )
 def test_bad_input_is_refused(

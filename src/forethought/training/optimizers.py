@@ -16,7 +16,7 @@ import torch
 from forethought.gradients.boundary import cut_like
 from forethought.rounds.private_sum import Layout, NoisedSum
 from forethought.training.folder import fingerprint
-from forethought.values.checks import suggestion
+from forethought.values.checks import real, suggestion
 from forethought.values.mechanism import Correlated
 from forethought.values.plan import Plan, Round
 from forethought.values.use import OPTIMIZERS, Averaging, GradientFilter, Optimizer
@@ -571,9 +571,12 @@ def descent_of(
         optimizer: used instead of the plan's own; None: the plan's.
 
     Raises:
-        ValueError: an unknown optimizer; or a filter or an optimizer that needs independent noise
-            in a plan with correlated noise.
+        ValueError: an unknown optimizer; a step size or clip norm that single precision does not
+            hold; or a filter or an optimizer that needs independent noise in a plan with correlated
+            noise.
     """
+    real("learning_rate", plan.optimizer.learning_rate, most=1e30)
+    real("clip_norm", plan.clip.norm, most=1e30)
     own = make_optimizer(plan.optimizer, parameters.values()) if optimizer is None else optimizer
     counts = plan.gradient_filter is not None or hasattr(own, "expect_noise")
     if counts and any(isinstance(part, Correlated) for part in plan.privacy.mechanism):

@@ -362,7 +362,7 @@ class Clip:
     final: float | None = None
 
     def __post_init__(self) -> None:
-        settle(self, norm=real("clip_norm", self.norm, above=0, most=1e30))
+        settle(self, norm=real("clip_norm", self.norm, above=0))
         one_of("clip rule", self.rule, get_args(ClipRule))
         real("gamma", self.gamma, above=0)
         real("quantile", self.quantile, above=0, below=1)

@@ -401,7 +401,7 @@ class Optimizer:
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
             raise TypeError(f"optimizer must be a name, not {self.name!r}")
-        settle(self, learning_rate=real("learning_rate", self.learning_rate, above=0, most=1e30))
+        settle(self, learning_rate=real("learning_rate", self.learning_rate, above=0))
         settle(self, options=frozen(self.options))
         check_options(self.name, dict(self.options))
 
