@@ -421,3 +421,11 @@ def test_a_chain_at_a_level_whose_power_of_e_is_no_number_proves_no_less_than_it
     for level in (1.9e6, 2e6, 2.05e6):
         assert chain.bound(level, 1) >= gaussian_delta_bounds(2000.0, level).lower
         assert chain.bound(level, 0) <= chain.bound(level, 1)
+
+
+def test_a_dozen_rounds_of_one_rate_are_as_sharp_as_equal_ones():
+    rounds = [Rounds(3.43 * 1.3 ** (i / 11), 1, Poisson(0.5)) for i in range(12)]
+    found = epsilon(Mechanism(*rounds), 1e-5)
+    assert found.relative_width < 1e-3 and found.reason is None
+    least, most = (epsilon(Mechanism(Rounds(s, 12, Poisson(0.5))), 1e-5) for s in (4.46, 3.43))
+    assert least.upper < found.lower < found.upper < most.lower

@@ -6,7 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forethought.accounting.dominating_pair import gaussian_delta, gaussian_epsilon, gaussian_mu
+from forethought.accounting.dominating_pair import (
+    gaussian_delta,
+    gaussian_delta_above,
+    gaussian_delta_below,
+    gaussian_delta_bounds,
+    gaussian_epsilon,
+    gaussian_mu,
+)
 
 
 def oracle(epsilon, mu):
@@ -55,3 +62,31 @@ def test_impossible_targets_are_refused():
         gaussian_mu(-1.0, 0.1)
     with pytest.raises(ValueError, match="delta"):
         gaussian_epsilon(0.0, 1.0)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("mu", [1e-300, 1e-8, 1.0, 1e5, 2e8, 1e16, 1e200])
+@pytest.mark.parametrize("epsilon", [-1e200, -1.0, 0.0, 1.0, 1e17, 1e200, 1e308])
+def test_bounds_on_delta_are_an_interval_however_large_or_small_all_is(epsilon, mu):
+    ends = [float(end(epsilon, mu)) for end in (gaussian_delta_below, gaussian_delta_above)]
+    assert 0 <= ends[0] <= ends[1] <= 1
+    assert 0 <= float(gaussian_delta(epsilon, mu)) <= 1
+
+
+@pytest.mark.parametrize("mu", [1e-3, 9e4, 2e8, 9e8])
+@pytest.mark.parametrize("spread", [-30.0, -3.0, 0.0, 3.0, 30.0, 37.9])
+def test_bounds_on_delta_enclose_it_far_out(mu, spread):
+    epsilon = max(0.0, mu * mu / 2 + spread * mu)
+    with mpmath.workdps(60):
+        a, t = mpmath.mpf(mu) / 2 - mpmath.mpf(epsilon) / mu, mpmath.mpf(mu)
+        t -= a
+        # e^ε Φ(-t) by the tail's continued fraction where ε is far too large for e^ε.
+        taken = (
+            mpmath.npdf(a) * mpmath.exp(t * t / 2) * mpmath.ncdf(-t) * mpmath.sqrt(2 * mpmath.pi)
+            if t < 1e4
+            else mpmath.npdf(a) / t * (1 - 1 / t**2)
+        )
+        want = mpmath.ncdf(a) - taken
+        assert gaussian_delta_below(epsilon, mu) <= want <= gaussian_delta_above(epsilon, mu)
+        lower, upper = gaussian_delta_bounds(mu, epsilon)
+        assert lower <= want <= upper

@@ -143,3 +143,11 @@ def test_lemmas_f3_and_f4_speak_of_several_epochs():
     # Its tail counts in every epoch: 1 − (1 − g²ms/(N − g))³ is never hidden.
     missed = 1 - (1 - 4 * 8 / 99_998) ** 3
     assert below.curve.delta(60.0) == pytest.approx(missed, rel=1e-6)
+
+
+@pytest.mark.parametrize("noise", [1e-300, 1e-8, 2.0, 1e8])
+@pytest.mark.parametrize("epsilon", [0.0, 1e17, 1e160, 1e308])
+def test_delta_is_an_interval_at_any_noise_and_epsilon(noise, epsilon):
+    found = StrongAdversary(10, 2, noise).delta(epsilon)
+    assert 0 <= found.lower <= found.upper <= 1
+    assert (found.lower > 0.9) == (noise < 1 and math.sqrt(epsilon) < 1 / noise)

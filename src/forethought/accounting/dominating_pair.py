@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.special import bdtrc, log_ndtr, ndtr
+from scipy.special import bdtrc, log_ndtr
 
 from forethought.accounting.interval import reached
 from forethought.values.checks import real
@@ -220,20 +220,37 @@ def gaussian_delta_below(epsilon: ArrayLike, mu: ArrayLike) -> Array:
     return np.asarray(np.maximum(0.0, _delta(epsilon, mu, -1.0)))
 
 
+# Above this distance the closed form loses all digits by cancellation; tail bounds are used then.
+_FAR = 1e5
+_ROOT_8 = math.sqrt(8)
+# Beyond it a tail is below the least double, and its argument's square may overflow.
+_FARTHEST = 1e300
+# Twice the least double: the rounding of numbers that are hardly above 0.
+_LEAST = 1e-323
+
+
+# Overflow and underflow are bounded where they arise.
+@np.errstate(all="ignore")
 def _delta(epsilon: ArrayLike, mu: ArrayLike, side: float) -> Array:
     eps, size = np.broadcast_arrays(np.asarray(epsilon, dtype=float), np.asarray(mu, dtype=float))
     shift = np.where(size > 0, size, 1.0)
-    a, b = shift / 2 - eps / shift, -shift / 2 - eps / shift
+    middle = np.clip(eps / shift, -_FARTHEST, _FARTHEST)
+    a, b = shift / 2 - middle, -shift / 2 - middle
     first, second = log_ndtr(a), log_ndtr(b)
     gap = eps + second - first
     # Each log-tail has an error of a few units in the last place; the rounding of its argument
     # moves it by about the argument's square.
     noise = 16 * EPS * (1 + np.abs(eps) - first - second + a * a + b * b)
-    with np.errstate(over="ignore"):
-        inside = np.exp(first) * (1 + side * noise) * (side * noise - np.expm1(np.minimum(gap, 0)))
-        still = -np.expm1(np.minimum(eps, 0.0))
+    inside = np.exp(first) * (1 + side * noise) * (side * noise - np.expm1(np.minimum(gap, 0)))
+    # P(loss > ε) - e^ε Q(loss > ε) = Φ(a) - e^ε Φ(b); the second term is at most φ(a)/|b| by the
+    # tail bound Φ(-t) ≤ φ(t)/t, and at most e^ε.
+    tail = np.exp(log_ndtr(a + side * 8 * EPS * (shift + np.abs(a)))) * (1 + side * 1e-9)
+    taken = np.where(b < -1, np.exp(-0.5 * a * a) / -b, np.exp(np.minimum(eps, 0.0)))
+    beyond = tail if side > 0 else tail - taken * (1 + 1e-9)
+    value = np.where((shift <= _FAR) & (noise < 0.5), inside, beyond) + side * _LEAST
+    still = np.abs(np.expm1(np.minimum(eps, 0.0))) * (1 + 2 * side * EPS)
     # δ(ε) ≥ 1 − e^ε always; cancellation loses this for ε far below zero.
-    return np.asarray(np.where(size > 0, np.maximum(inside, still), still))
+    return np.asarray(np.where(size > 0, np.maximum(value, still), still))
 
 
 def gaussian_epsilon(delta: float, mu: float) -> float:
@@ -262,11 +279,6 @@ def gaussian_mu(epsilon: float, delta: float) -> float:
     return math.nextafter(reached(meets, 0.0, 1.0)[1], 0.0)
 
 
-# Above this distance the closed form loses all digits by cancellation; tail bounds are used then.
-_FAR = 1e5
-_ROOT_8 = math.sqrt(8)
-
-
 class Bounds(NamedTuple):
     """A quantity's lower and upper bound."""
 
@@ -281,34 +293,19 @@ def gaussian_delta_bounds(distance: float, epsilon: float) -> Bounds:
     """
     if distance == 0:
         return Bounds(0.0, 0.0)
-    if distance > _FAR:
-        return _far_delta(distance, epsilon)
     a = distance / 2 - epsilon / distance
     b = -distance / 2 - epsilon / distance
     log_p, log_q = float(log_ndtr(a)), float(log_ndtr(b))
     gap = epsilon + log_q - log_p  # log of the number that is subtracted from 1
     noise = 16 * EPS * (1 + abs(epsilon) + abs(log_p) + abs(log_q) + a * a + b * b)
-    if not math.isfinite(noise):
-        # e^ε Q is positive: P(loss > ε) alone is an upper bound.
-        return Bounds(0.0, min(1.0, math.exp(log_p) * (1 + 1e-9) + 5e-324))
+    if distance > _FAR or not math.isfinite(noise):
+        ends = (gaussian_delta_below(epsilon, distance), gaussian_delta_above(epsilon, distance))
+        return Bounds(*map(float, ends))
     value = -math.expm1(min(gap, 0.0))
     scale = math.exp(log_p)
     return Bounds(
-        min(1.0, max(0.0, scale * (1 - noise) * (value - noise))),
-        min(1.0, scale * (1 + noise) * (value + noise) + 5e-324),
-    )
-
-
-def _far_delta(distance: float, epsilon: float) -> Bounds:
-    # P(loss > ε) - e^ε Q(loss > ε) = Φ(x) - e^ε Φ(x - distance); the second term is at most
-    # φ(x)/(distance - x) by the tail bound Φ(-t) ≤ φ(t)/t.
-    x = distance / 2 - epsilon / distance
-    slip = 8 * EPS * (distance + abs(x))
-    upper = float(ndtr(x + slip)) * (1 + 1e-9) + 5e-324
-    away = distance - x
-    taken = 1.0 if away < 1 else math.exp(-0.5 * min(x * x, 1400.0)) / away
-    return Bounds(
-        max(0.0, float(ndtr(x - slip)) * (1 - 1e-9) - taken * (1 + 1e-9)), min(1.0, upper)
+        min(1.0, max(0.0, scale * (1 - noise) * (value - noise) - _LEAST)),
+        min(1.0, scale * (1 + noise) * (value + noise) + _LEAST),
     )
 
 

@@ -213,8 +213,6 @@ _MOST_WORK = 3e9
 _FACTORS = np.array([1.02, 1.05, 1.1, 1.2, 1.35, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0, 6.0, 9.0, 15.0])
 # Once the transform has decreased by e^-_DEEP, the rest of the line needs little accuracy.
 _DEEP = 60.0
-# Fewer rounds than these fall by more than what a slack in proportion to them allows.
-_FEW = 24
 # Number of tilts that are tried for the bound on the part beyond the window.
 _MOST_BEYOND = 5
 # A line of at most this number of points is one band.
@@ -656,9 +654,8 @@ class Composition:
                 # Half a stride times its swing is added to each round's bound, so every stride is
                 # sound. The product regains only a part of its decrease if that slack is a share
                 # of what is left of the transforms of the `alike` rounds that swing most.
-                # Of few rounds each falls so far that this would take too many points.
                 kept = min(fallen, max(2 * _DEEP, alike))
-                kept = fallen if alike < _FEW else kept * math.exp(-kept / alike)
+                kept *= math.exp(-kept / alike)
                 stride = max(1, int(0.3 * kept / (swing * step)))
             here = (first // stride, (last - 1) // stride + (2 if stride > 1 else 1))
             spent = self.work_left
