@@ -158,3 +158,12 @@ def test_the_command_reads_earlier_phases_and_refuses_nonsense(forethought):
 def test_growing_samples_that_never_fit_are_refused_in_words():
     with pytest.raises(CalculatorError, match="not even with"):
         calculate(examples=1000, epochs=2e7, epsilon=0.1, power=1.0)
+
+
+def test_no_noise_is_needed_where_delta_is_the_chance_of_being_sampled():
+    (plan,) = calculate(examples=10_000, epochs=0.5, epsilon=0.1, delta=0.9)
+    assert plan.exact_noise_multiplier == 0 and plan.less_noise == math.inf
+    assert plan.to_dict()["less_noise"] is None
+    # A little below that chance, the least noise is that of a large ε.
+    (plan,) = calculate(examples=10_000, epochs=1, epsilon=500.0)
+    assert 0.01 < plan.exact_noise_multiplier < 0.1

@@ -239,6 +239,14 @@ def test_epochs_that_deal_every_record_are_whole(sampling: str, rounds: int) -> 
     assert ft.plan(**known, epochs=0.2).rounds == 1  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(("batch", "dealt"), [(700, "1,000"), (300, "333"), (500, None)])
+def test_batches_that_random_allocation_cannot_deal_are_told_of(batch, dealt) -> None:
+    run = {"examples": 1000, "rounds": 20, "sampling": "random-allocation"}
+    for known in ({"noise_multiplier": 20.0}, {"budget": BUDGET}):
+        reason = dict(ft.plan(**run, batch=batch, **known).reasons).get("batch")
+        assert reason is None if dealt is None else f"{dealt} a round and not {batch}" in reason
+
+
 @pytest.mark.parametrize("given", [{"noise_multiplier": 0.05}, {"budget": ft.Budget(500, 1e-6)}])
 def test_a_plan_by_a_wide_interval_says_so(given) -> None:
     run = {"examples": 1000, "batch": 100, "epochs": 2, "sampling": "random-allocation"}

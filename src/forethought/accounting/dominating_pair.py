@@ -212,12 +212,12 @@ def gaussian_delta(epsilon: ArrayLike, mu: ArrayLike) -> Array:
 
 def gaussian_delta_above(epsilon: ArrayLike, mu: ArrayLike) -> Array:
     """An upper bound on :func:`gaussian_delta`, with a bound on its rounding error added."""
-    return np.asarray(np.minimum(1.0, _delta(epsilon, mu, 1.0)))
+    return _delta(epsilon, mu, 1.0)
 
 
 def gaussian_delta_below(epsilon: ArrayLike, mu: ArrayLike) -> Array:
     """A lower bound on :func:`gaussian_delta`, less a bound on its rounding error."""
-    return np.asarray(np.maximum(0.0, _delta(epsilon, mu, -1.0)))
+    return _delta(epsilon, mu, -1.0)
 
 
 # Above this distance the closed form loses all digits by cancellation; tail bounds are used then.
@@ -250,7 +250,7 @@ def _delta(epsilon: ArrayLike, mu: ArrayLike, side: float) -> Array:
     value = np.where((shift <= _FAR) & (noise < 0.5), inside, beyond) + side * _LEAST
     still = np.abs(np.expm1(np.minimum(eps, 0.0))) * (1 + 2 * side * EPS)
     # δ(ε) ≥ 1 − e^ε always; cancellation loses this for ε far below zero.
-    return np.asarray(np.where(size > 0, np.maximum(value, still), still))
+    return np.asarray(np.clip(np.where(size > 0, np.maximum(value, still), still), 0.0, 1.0))
 
 
 def gaussian_epsilon(delta: float, mu: float) -> float:
@@ -291,22 +291,19 @@ def gaussian_delta_bounds(distance: float, epsilon: float) -> Bounds:
 
     The ends are the floating-point value moved by a bound on its rounding error.
     """
-    if distance == 0:
-        return Bounds(0.0, 0.0)
-    a = distance / 2 - epsilon / distance
-    b = -distance / 2 - epsilon / distance
-    log_p, log_q = float(log_ndtr(a)), float(log_ndtr(b))
-    gap = epsilon + log_q - log_p  # log of the number that is subtracted from 1
-    noise = 16 * EPS * (1 + abs(epsilon) + abs(log_p) + abs(log_q) + a * a + b * b)
-    if distance > _FAR or not math.isfinite(noise):
-        ends = (gaussian_delta_below(epsilon, distance), gaussian_delta_above(epsilon, distance))
-        return Bounds(*map(float, ends))
-    value = -math.expm1(min(gap, 0.0))
-    scale = math.exp(log_p)
-    return Bounds(
-        min(1.0, max(0.0, scale * (1 - noise) * (value - noise) - _LEAST)),
-        min(1.0, scale * (1 + noise) * (value + noise) + _LEAST),
-    )
+    if 0 < distance <= _FAR:
+        a = distance / 2 - epsilon / distance
+        b = -distance / 2 - epsilon / distance
+        log_p, log_q = float(log_ndtr(a)), float(log_ndtr(b))
+        gap = epsilon + log_q - log_p  # log of the number that is subtracted from 1
+        noise = 16 * EPS * (1 + abs(epsilon) + abs(log_p) + abs(log_q) + a * a + b * b)
+        if math.isfinite(noise):
+            value, scale = -math.expm1(min(gap, 0.0)), math.exp(log_p)
+            return Bounds(
+                min(1.0, max(0.0, scale * (1 - noise) * (value - noise) - _LEAST)),
+                min(1.0, scale * (1 + noise) * (value + noise) + _LEAST),
+            )
+    return Bounds(float(_delta(epsilon, distance, -1.0)), float(_delta(epsilon, distance, 1.0)))
 
 
 def gaussian_epsilon_bounds(distance: float, delta: float) -> Bounds:

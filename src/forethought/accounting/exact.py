@@ -515,9 +515,7 @@ def estimate(mechanism: Mechanism, delta: float, group: int = 1) -> float:
             wanted = delta * math.exp(-min(log_growth(level, chain[1]), 600.0))
             level = estimate(chain[0], wanted)
         return min(most, chain[1] * level)
-    counts = parts(mechanism, group)
-    found = min(about(way, delta) for way in alternatives(counts))
-    return min(found, most)
+    return min(most, *(about(way, delta) for way in alternatives(parts(mechanism, group))))
 
 
 @np.errstate(all="ignore")

@@ -732,14 +732,8 @@ class Search:
         """
         for _ in range(_TRIES):
             width = self.upper - self.lower
-            if (
-                self.finished
-                or self.upper < beaten_by
-                or (
-                    width < math.inf
-                    and width <= max(accuracy * self.upper, 0.0 if self.delta is None else SMALLEST)
-                )
-            ):
+            enough = max(accuracy * self.upper, 0.0 if self.delta is None else SMALLEST)
+            if self.finished or self.upper < beaten_by or width <= enough < math.inf:
                 return
             self._next(accuracy)
 

@@ -271,6 +271,8 @@ D4, E1 = "Appendix D.4", "Appendix E.1"
 GROWING = "growing samples"
 STEPS = 16
 _MOST_ROUNDS = 10_000_000
+# A mechanism that meets a budget with so small a σ meets it without noise.
+_NO_NOISE = 1e-9
 
 
 class CalculatorError(ValueError):
@@ -293,24 +295,32 @@ class Calculated:
 
     @cached_property
     def exact_noise_multiplier(self) -> float:
-        """The σ at which the same sample sizes have the same (ε, δ), by exact accounting."""
+        """The σ at which the same sample sizes have the same (ε, δ), by exact accounting.
+
+        It is 0 if no noise is needed, since δ is at least the chance of being sampled at all.
+        """
         result = self.result
         budget = Budget(result.epsilon, result.delta)
-        meets = result.exact.upper <= budget.epsilon
-        low = high = result.sigma
-        while meets == (self._epsilon(low if meets else high) <= budget.epsilon):
-            low, high = (low / 2, high) if meets else (low, high * 2)
-        return calibrate(result.sizes.mechanism, budget, (low, high))
 
-    def _epsilon(self, sigma: float) -> float:
-        if sigma == self.result.sigma:
-            return self.result.exact.upper
-        return epsilon(self.result.sizes.mechanism(sigma), self.result.delta, accuracy=0.05).upper
+        def meets(sigma: float) -> bool:
+            spent = epsilon(result.sizes.mechanism(sigma), result.delta, accuracy=0.05)
+            return spent.upper <= result.epsilon
+
+        near, met = result.sigma, result.exact.upper <= result.epsilon
+        if met and meets(_NO_NOISE):
+            return 0.0
+        factor = 0.5 if met else 2.0
+        while meets(near * factor) == met:
+            near *= factor
+        # Wider than those coarse values tell, so that exact ones still lie on both sides.
+        low, high = sorted((near / factor**0.5, near * factor**1.5))
+        return calibrate(result.sizes.mechanism, budget, (low, high))
 
     @property
     def less_noise(self) -> float:
         """The factor by which the exact σ has less noise: above 1 wherever the theorem holds."""
-        return self.result.sigma / self.exact_noise_multiplier
+        least = self.exact_noise_multiplier
+        return self.result.sigma / least if least else math.inf
 
     def to_dict(self) -> dict[str, Any]:
         """A mapping ready for JSON, with the exact figures."""
@@ -337,7 +347,7 @@ class Calculated:
             ],
             "exact_epsilon": [_finite(result.exact.lower), _finite(result.exact.upper)],
             "exact_noise_multiplier": self.exact_noise_multiplier,
-            "less_noise": self.less_noise,
+            "less_noise": _finite(self.less_noise),
         }
 
 

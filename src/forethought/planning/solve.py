@@ -33,6 +33,7 @@ from forethought.values.mechanism import (
     Mechanism,
     Persons,
     Poisson,
+    RandomAllocation,
     Rounds,
     Sampling,
     UnsupportedMechanismError,
@@ -446,6 +447,13 @@ def _plan(request: PlanRequest) -> Plan:
     if request.preparation is not None:
         mechanism = mechanism.after(len(request.preparation.statistics))
     explain_course(request.course, mechanism, request.examples, why)
+    dealt = mechanism.rounds[0].sampling
+    batch = round(dealt.expected_batch(request.examples))
+    if isinstance(dealt, RandomAllocation) and request.batch not in (None, batch):
+        why["batch"] = (
+            f"{batch:,} a round and not {request.batch:,}: random allocation deals all records to "
+            f"a whole number of rounds an epoch, here {dealt.rounds:,}"
+        )
     options = request.options
     if options is None:
         options = dict(use.kind_of(request.optimizer).options)
