@@ -327,6 +327,20 @@ def max_pools_of_every_form() -> Case:
 
 
 @architecture
+def layouts_asked_for_in_the_forward_pass() -> Case:
+    def forward(m: Any, x: Tensor) -> Tensor:
+        y = m.one(x.contiguous(memory_format=torch.channels_last))
+        y = y if y.is_contiguous(memory_format=torch.channels_last) else y.tanh()
+        y = m.two(y.to(memory_format=torch.channels_last))
+        y = y.clone(memory_format=torch.channels_last) + torch.zeros_like(
+            y, memory_format=torch.channels_last
+        )
+        return y.contiguous().view(len(y), -1)
+
+    return Run(forward, one=nn.Conv2d(2, 3, 3), two=nn.Conv2d(3, 2, 2)), randn(B, 2, 6, 5)
+
+
+@architecture
 def frames_folded_into_the_batch() -> Case:
     def forward(m: Any, x: Tensor) -> Tensor:
         y = m.norm(m.conv(x.flatten(0, 1))).tanh()
@@ -462,6 +476,11 @@ def embedding_bags() -> Case:
         "weighted": nn.EmbeddingBag(7, 3, mode="sum"),
     }
     return Run(forward, **parts), (tokens(B, 4), rand(B, 4))
+
+
+@architecture
+def embedding_bag_of_largest() -> Case:
+    return nn.Sequential(nn.EmbeddingBag(7, 3, mode="max", padding_idx=1), nn.Tanh()), tokens(B, 4)
 
 
 @architecture
@@ -685,6 +704,42 @@ def recurrent_cells() -> Case:
     return Run(forward, **parts), randn(B, 3, 3)
 
 
+@architecture
+def learned_first_states() -> Case:
+    def forward(m: Any, x: Tensor) -> Any:
+        size = x.shape[0]
+        h, c = (v.expand(-1, size, -1).contiguous() for v in (m.h, m.c))
+        y = m.lstm(x, (h, c))[0]
+        first = m.table(torch.zeros(1, size, dtype=torch.long))
+        return m.gru(y, first)[0], m.rnn(x, m.h[:1].tanh().repeat(1, size, 1))[0]
+
+    parts = {
+        "lstm": nn.LSTM(3, 4, batch_first=True, bidirectional=True),
+        "gru": nn.GRU(8, 2, batch_first=True),
+        "rnn": nn.RNN(3, 4, batch_first=True),
+        "h": randn(2, 1, 4),
+        "c": randn(2, 1, 4),
+        "table": nn.Embedding(3, 2),
+    }
+    return Run(forward, **parts), randn(B, 5, 3)
+
+
+@architecture
+def decoder_that_starts_from_an_example() -> Case:
+    def forward(m: Any, x: Tensor) -> Tensor:
+        steps = m.start.expand(x.shape[0], 4, 3)  # the same inputs for every example
+        h = m.state(x).view(1, -1, 4)
+        return m.gru(steps, h)[0] + m.lstm(torch.ones_like(steps), (h, h.tanh()))[0]
+
+    parts = {
+        "start": randn(1, 1, 3),
+        "state": nn.Linear(5, 4),
+        "gru": nn.GRU(3, 4, batch_first=True),
+        "lstm": nn.LSTM(3, 4, batch_first=True),
+    }
+    return Run(forward, **parts), randn(B, 5)
+
+
 # Control of the pass
 
 
@@ -728,6 +783,18 @@ def einsum() -> Case:
         return m.head(torch.einsum("bi,hij->bhj", x, m.weight).tanh().flatten(1))
 
     return Run(forward, weight=randn(2, 3, 4), head=nn.Linear(8, 2)), randn(B, 3)
+
+
+@architecture
+def losses_inside_the_model() -> Case:
+    def forward(m: Any, x: Tensor) -> Tensor:
+        mean, spread = m.both(x).chunk(2, 1)
+        own = F.gaussian_nll_loss(mean, x, spread.exp(), reduction="none").sum(1)
+        shared = F.gaussian_nll_loss(mean, x, m.spread.exp().expand_as(x), reduction="none").sum(1)
+        share = m.share.softmax(0).expand(len(x), 4)
+        return torch.stack([own, shared, F.cross_entropy(mean, share, reduction="none")], 1)
+
+    return Run(forward, both=nn.Linear(4, 8), spread=randn(4), share=randn(4)), randn(B, 4)
 
 
 @architecture

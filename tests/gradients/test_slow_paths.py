@@ -25,6 +25,7 @@ from forethought.gradients import SlowGradientsWarning, clipped_sum
 SLOW = {
     test_backward: {
         "layer_where_functions_are_not_seen",
+        "rows_of_a_table_where_functions_are_not_seen",
         "scripted_function_with_a_branch",
         "vmap_inside",
         "mode_of_dispatch_inside",

@@ -794,6 +794,7 @@ def scan(
         if any(isinstance(t, Tensor) and boundary.is_lane(t) for t in (weight, bias, how.active)):
             raise boundary.NotVectorisable("a recurrent layer with a weight for each example")
         mode.here()
+        (gates, h, c), _ = mode.written_out(scan, (gates, h, c), {})  # a learned first state
         size, batch = mode.size, gates.shape[1]
         weights = {"weight": weight} if bias is None else {"weight": weight, "bias": bias}
         trained = {

@@ -516,11 +516,11 @@ class _Attempt:
         total = values.sum()
         if not total.requires_grad:
             return []
-        leaves = (mode.anchor, *self.trained.values())
-        found = torch.autograd.grad(total, leaves, allow_unused=True)[1:]
+        shared = mode.places.leaves()
+        found = torch.autograd.grad(total, (mode.anchor, *shared.values()), allow_unused=True)[1:]
         if mode.failed is not None:
             raise mode.failed
-        return [n for n, g in zip(self.trained, found, strict=True) if g is not None]
+        return [n for n, g in zip(shared, found, strict=True) if g is not None]
 
     def _check_state(self, mode: VmapMode) -> None:
         if mode.remaining():

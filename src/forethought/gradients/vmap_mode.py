@@ -415,6 +415,12 @@ class ParameterViews:
         self._names = {id(parameter): name for name, parameter in trained.items()}
         self._known: dict[int, Derived | LookedUp] = {}
 
+    def leaves(self) -> dict[str, Tensor]:
+        """All tensors that are shared by the examples and at which a backward pass ends."""
+        picked = [known for known in self._known.values() if isinstance(known, LookedUp)]
+        rows = {f"rows {at} of a table": known.tensor for at, known in enumerate(picked)}
+        return {**self.trained, **rows}
+
     def of(self, value: Tensor) -> ParameterView:
         """The place of a tensor that needs gradients and is shared by all examples.
 
@@ -476,8 +482,7 @@ class ParameterViews:
     def _pulled_back(
         self, derived: Mapping[int, list[tuple[Derived, Term]]], size: int
     ) -> Iterator[tuple[ParameterView, Term]]:
-        leaves = [*self.trained.values()]
-        leaves += [known.tensor for known in self._known.values() if isinstance(known, LookedUp)]
+        leaves = [*self.leaves().values()]
         for same in derived.values():
             tensor, total = same[0][0].tensor, same[0][1].rows()
             for _, term in same[1:]:
@@ -593,6 +598,8 @@ def handles(*functions: Any, always: bool = False) -> Callable[[Handler], Handle
     return register
 
 
+# Functions that torch hands to a mode as a whole, although what is inside must be intercepted.
+_OPENED = frozenset({F.multi_head_attention_forward, F.gaussian_nll_loss})
 # Functions of several steps, each of which may have a rule; a rule of the whole goes first.
 PARTS: dict[Any, Callable[..., Any]] = {}
 
@@ -677,6 +684,8 @@ class VmapMode(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
+        if "memory_format" in kwargs:  # a layout of the whole batch, which vmap does not know
+            kwargs = kwargs | {"memory_format": torch.contiguous_format}
         if boundary.dispatched():
             raise NotVectorisable(
                 "a TorchDispatchMode of the model's, which sees all examples at once"
@@ -740,27 +749,25 @@ class VmapMode(TorchFunctionMode):
                 if result is not NotImplemented:
                     return result
             if func not in PARTS and not self._opens(func):
-                args, kwargs = self._written_out(func, args, kwargs)
+                args, kwargs = self.written_out(func, args, kwargs)
         parts = PARTS.get(func)
         if parts is not None:
             with self:
                 return parts(self, *args, **kwargs)
-        # torch hands attention to a mode as a whole, and what is inside it must be intercepted.
-        whole = func is F.multi_head_attention_forward
-        if whole or (trained and func not in PHYSICAL and self._opens(func)):
+        if func in _OPENED or (trained and self._opens(func)):
             with self:
                 return opened(func)(*args, **kwargs)
         return self.call(func, args, kwargs)
 
     def _opens(self, func: Any) -> bool:
-        return isinstance(func, FunctionType) and func.__globals__ is vars(F)
+        return func not in PHYSICAL and getattr(func, "__globals__", None) is vars(F)
 
     def _without(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], trained: bool
     ) -> Any:
         if trained and torch.is_grad_enabled():
             if func in DROPOUTS:  # every lane needs its own draw
-                args, kwargs = self._written_out(func, args, kwargs)
+                args, kwargs = self.written_out(func, args, kwargs)
                 return self.call(func, args, kwargs)
             looked_up = self.places.look_up(func, args, kwargs)
             if looked_up is not None:
@@ -884,9 +891,10 @@ class VmapMode(TorchFunctionMode):
             tapped = OutputHook.apply(whole, self.anchor, report, *saved.values())  # type: ignore[no-untyped-call]
         return lane(tapped, dim, self.level)
 
-    def _written_out(
+    def written_out(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """A call's arguments, with lane tensors in place of the shared ones that are trained."""
         # The target of a write stays as it is: vmap refuses to write examples into a shared tensor.
         kept = args[0] if args and writes(func, kwargs) else None
 
@@ -1106,23 +1114,13 @@ def _index(mode: VmapMode, index: Any) -> Any:
     return tuple(found)
 
 
-@handles(Tensor.__getitem__)
-def _get(mode: VmapMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+@handles(Tensor.__getitem__, Tensor.__setitem__)
+def _at(mode: VmapMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     index = _index(mode, args[1])
     if index is None:
         return NotImplemented
     with mode:
-        return args[0][index]
-
-
-@handles(Tensor.__setitem__)
-def _set(mode: VmapMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    index = _index(mode, args[1])
-    if index is None:
-        return NotImplemented
-    with mode:
-        args[0][index] = args[2]
-    return None
+        return func(args[0], index, *args[2:])
 
 
 @handles(boundary.PACK)
@@ -1577,12 +1575,13 @@ def loss_in_lanes(
         del found
         if not total.requires_grad:
             return (None,) * len(points)
-        leaves = (mode.anchor, *trained.values(), *points)
+        shared = mode.places.leaves().values()
+        leaves = (mode.anchor, *shared, *points)
         _, *gradients = torch.autograd.grad(total, leaves, allow_unused=True)
     except (Exception, boundary.PassAborted) as error:  # the general way will report the error
         own_fault(error)
         return None
-    direct, at_points = gradients[: len(trained)], gradients[len(trained) :]
+    direct, at_points = gradients[: len(shared)], gradients[len(shared) :]
     used = mode.uses or mode.failed is not None or any(g is not None for g in direct)
     changed = any(parameter._version != version for parameter, version in written)
     if used or changed or mode.remaining():

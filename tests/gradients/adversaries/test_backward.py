@@ -413,6 +413,17 @@ def layer_where_functions_are_not_seen() -> Any:
     return Run(forward, head=head(), body=nn.Linear(D, D)), classify
 
 
+@attack("apart")
+def rows_of_a_table_where_functions_are_not_seen() -> Any:
+    def forward(self: Run, x: Tensor) -> Tensor:
+        row = self.body(torch.zeros(1, dtype=torch.long))
+        with torch._C.DisableTorchFunction():
+            y = x * row
+        return self.head(torch.tanh(y))
+
+    return Run(forward, head=head(), body=nn.Embedding(3, D)), classify
+
+
 @torch.jit.script
 def branching(x: Tensor, weight: Tensor) -> Tensor:
     if bool(x.sum() > 0):
