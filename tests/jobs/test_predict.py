@@ -26,7 +26,7 @@ from forethought.data import DataError
 from forethought.data.tables import SuspiciousDataWarning
 from forethought.jobs.init import job_for
 from forethought.jobs.job import Job, JobError, JobRequest, from_file
-from forethought.jobs.load import load_job
+from forethought.jobs.load import ModelCard, load_job
 from forethought.jobs.predict import Predictor
 from forethought.jobs.public_proxy import rehearse_job
 from forethought.jobs.train import prepare
@@ -313,6 +313,16 @@ def few_rounds(folder: Path, data: str) -> Predictor:
     path.write_text(f"{data}\n[budget]\nepsilon = 3\n{training}")
     run_job(prepare(from_file(path)), folder / "run")
     return ft.load(folder / "run")
+
+
+def test_outputs_that_are_not_finite_are_told_of(tmp_path: Path) -> None:
+    made = Predictor(torch.nn.Linear(4, 2), ModelCard("own", {}, (4,), 2), STATEMENT, tmp_path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        made.predict(np.zeros((3, 4)))
+    torch.nn.init.constant_(made.model.bias, float("nan"))  # type: ignore[arg-type]
+    with pytest.warns(UserWarning, match="not finite"):
+        made.predict(np.zeros((3, 4)))
 
 
 def test_a_table_in_memory_is_answered_as_its_file_is(tmp_path: Path) -> None:

@@ -104,6 +104,19 @@ def test_what_cannot_be_calculated_says_what_to_change(wish, said):
         calculate(examples=10_000, epochs=5, **wish)
 
 
+@pytest.mark.parametrize(
+    "wish",
+    [
+        {"epochs": 5, "noise_multiplier": 1e160},
+        {"epochs": 5, "noise_multiplier": 1e160, "epsilon": 1},
+        {"epochs": 1e300, "noise_multiplier": 5},
+    ],
+)
+def test_numbers_too_large_to_be_squared_are_refused_in_words(wish):
+    with pytest.raises(ValueError, match="must be a"):
+        calculate(examples=10_000, **wish)
+
+
 def test_an_earlier_phase_is_read_or_refused():
     assert earlier_phase("26:1923") == (26.0, 1923)
     for text in ("26", "26:", "a:b", "-1:10"):

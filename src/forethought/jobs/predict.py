@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -251,10 +252,18 @@ class Predictor:
         yield from self._encoded(table.pieces(), str(source))
 
     def outputs(self, inputs: NDArray[np.float32]) -> NDArray[np.float32]:
-        """The network's outputs for encoded inputs (N, …), which are standardised here."""
+        """The network's outputs for encoded inputs (N, …), which are standardised here.
+
+        Warns:
+            UserWarning: some are not finite.
+        """
         if not len(inputs):
             return np.empty((0, self.card.classes or 1), np.float32)
-        return outputs_of(self.model, self.constants.apply(inputs))
+        found = outputs_of(self.model, self.constants.apply(inputs))
+        if not np.isfinite(found).all():  # an answer is made of them all the same
+            words = f"the model in {self.folder} has outputs that are not finite: do not use them"
+            warnings.warn(words, stacklevel=2)
+        return found
 
 
 def load(folder: str | Path) -> Predictor:

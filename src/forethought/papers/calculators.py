@@ -116,8 +116,8 @@ def rounds_calculator(
     Raises:
         ValueError: σ is too small, or there are too few epochs: (7) fails or γ does not exist.
     """
-    N, size = whole("examples", examples), real("sigma", sigma, above=0)
-    k, spread = real("epochs", epochs, above=0), real("theta", theta, least=1)
+    N, size = whole("examples", examples), real("sigma", sigma, above=0, most=1e9)
+    k, spread = real("epochs", epochs, above=0, most=1e9), real("theta", theta, least=1)
     tail = 1 / N if delta is None else real("delta", delta, above=0, below=1)
     eps = closed_form.closed_form_epsilon(size, tail)
     if not math.isfinite(eps):
@@ -183,7 +183,7 @@ def phase_calculator(
     if earlier and sigma is None:
         raise ValueError("a later phase needs its sigma: the noise that the user has chosen for it")
     one_of("reading", reading, get_args(Reading))
-    fixed = None if sigma is None else real("sigma", sigma, above=0)
+    fixed = None if sigma is None else real("sigma", sigma, above=0, most=1e9)
 
     def admissible(size: int) -> tuple[float, float] | None:
         found = phase_epsilon(N, K, size, earlier, fixed, tail, reading)
@@ -390,7 +390,7 @@ def calculate(
     >>> round(plan.result.sigma, 3), plan.result.sizes.sizes, plan.result.holds
     (13.791, (56.0,), True)
     """
-    N, k = whole("examples", examples), real("epochs", epochs, above=0)
+    N, k = whole("examples", examples), real("epochs", epochs, above=0, most=1e9)
     tail = 1 / N if delta is None else real("delta", delta, above=0, below=1)
     exponent = real("power", power, least=0, most=4)
     most = whole("steps", steps, most=64)
@@ -411,7 +411,7 @@ def calculate(
             raise CalculatorError("a phase after earlier ones needs epsilon: the total allowed")
         # θ hardly depends on the number of rounds, so it is computed for many rounds.
         theta = sizes(max(10_000, math.ceil(k * (exponent + 1)))).theta
-        sigma = real("noise_multiplier", noise_multiplier, above=0)
+        sigma = real("noise_multiplier", noise_multiplier, above=0, most=1e9)
         try:
             found = rounds_calculator(N, sigma, k, theta, tail, reading)
             proven = _enough_rounds(found, sizes)
