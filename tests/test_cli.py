@@ -185,6 +185,15 @@ def test_a_run_in_a_folder_that_cannot_be_written_is_reported(
     assert "run/figures: file exists; it was not drawn" in err
 
 
+def test_a_page_that_could_not_be_drawn_is_not_named(forethought: Command) -> None:
+    stated = ft.account(ft.Mechanism(ft.Rounds(1.0, 10, ft.Poisson(0.1))), 1e-5)
+    Path("given/statement.html").mkdir(parents=True)  # no page can be written in its place
+    stated.save("given")
+    status, out, err = forethought("report", "given")
+    assert status == 0 and "differentially private" in out
+    assert "it was not drawn" in err and "statement.html" not in out
+
+
 def test_a_folder_that_cannot_be_written_is_told_before_an_audit(
     forethought: Command, job: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -121,6 +121,12 @@ def test_budgets_are_spent_and_kept() -> None:
             assert "rounds" in plan.explain()
 
 
+def test_a_delta_that_promises_little_is_told_of() -> None:
+    problem = convex.LogisticRegression(feature_bound=2.0)
+    with pytest.warns(UserWarning, match="promises little"):
+        convex.plan(problem, ft.Budget(1.0, 0.005), examples=500, features=7)
+
+
 def _one_sum(problem, X, y, C, weights, slope=None):
     """The sum of one round without noise, at given weights."""
     plan = _silent(problem, len(X), X.shape[1], 1, 1.0, C)

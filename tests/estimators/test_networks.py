@@ -12,6 +12,7 @@ import pytest
 import torch
 from scipy import sparse
 from sklearn.datasets import load_digits
+from sklearn.exceptions import NotFittedError
 from sklearn.model_selection import cross_val_score
 from torch import nn
 
@@ -31,6 +32,11 @@ def network(features: int, outputs: int) -> nn.Module:
 def classifier(**changes: Any) -> PrivateClassifier:
     given = {"epsilon": 3.0, "classes": ["high", "low"], "epochs": 5, **changes}
     return PrivateClassifier(given.pop("module", network), **given)
+
+
+def test_a_classifier_that_was_never_fitted_says_so() -> None:
+    with pytest.raises(NotFittedError):
+        classifier().predict(X)
 
 
 @pytest.mark.slow

@@ -61,6 +61,12 @@ def test_a_table_that_is_refused_costs_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "out" / "statement.json").exists()
 
 
+def test_a_delta_that_promises_little_is_told_of(tmp_path: Path) -> None:
+    path, _ = written(tmp_path, JOB.partition("[ledger]")[0].replace("1e-6", "0.001"))
+    with pytest.warns(UserWarning, match="promises little"):
+        release_job(from_file(path), tmp_path / "out")
+
+
 def test_statistics_are_paid_for_and_stated(tmp_path: Path) -> None:
     path, book = written(tmp_path)
     released, statement = release_job(from_file(path), tmp_path / "out")

@@ -104,7 +104,7 @@ def warn_if_hollow(delta: float, examples: int | None, group: int = 1) -> None:
             f"δ = {delta:g} promises little: with so large a δ whole records may be published, "
             f"one in {1 / delta:.3g}. Choose δ well below "
             "one over the number of records",
-            stacklevel=2,
+            stacklevel=1,  # one place, so that planner and command tell it once
         )
     if examples is not None and group > examples:
         warnings.warn(

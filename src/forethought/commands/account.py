@@ -278,9 +278,9 @@ def report_run(
         drawn(lambda: report.page.write_statement(folder, statement))
         values = json.loads(statement.to_json())
         report.terminal.show_statement(output.console, statement)
-        output.show_files(
-            [report.page.print_pdf(page, page.with_suffix(".pdf")) if pdf else page], "\npage"
-        )
+        if page.is_file():  # else it could not be drawn
+            shown = report.page.print_pdf(page, page.with_suffix(".pdf")) if pdf else page
+            output.show_files([shown], "\npage")
     else:
         read = RunSummary.load(folder)
         drawn(lambda: report.figures.draw_run(read, folder / "figures"))

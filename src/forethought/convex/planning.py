@@ -11,6 +11,7 @@ from scipy.optimize import minimize_scalar
 
 from forethought.accounting import exact
 from forethought.accounting.dominating_pair import gaussian_mu
+from forethought.accounting.interval import warn_if_hollow
 from forethought.convex.problems import PROBLEMS, Problem, problem_from_dict
 from forethought.convex.schedules import MOST_ROUNDS, Horizon, Schedule, horizon
 from forethought.values import mechanism as kinds
@@ -311,6 +312,7 @@ def plan(
         raise TypeError(f"problem must be one of forethought.convex's losses, not {problem!r}")
     instance("budget", budget, kinds.Budget)
     N, d = whole("examples", examples), whole("features", features)
+    warn_if_hollow(budget.delta, N)
     weights = (d + bool(problem.intercept)) * problem.outputs
     moved = kinds.Rounds(1.0, 1, kinds.FullBatch()).sensitivity(adjacency)
     why: dict[str, str] = {}

@@ -175,8 +175,7 @@ class _PrivateLinear(PrivateEstimator):
         check_is_fitted(self)
         X = validate_data(self, X, reset=False, dtype=_FLOATS, accept_sparse="csr")
         rows, _ = convex.bounded_rows(X, getattr(self, "_bound", self.feature_bound))
-        found = rows @ np.atleast_2d(self.coef_).T + self.intercept_
-        margins: NDArray[np.float64] = np.asarray(found, dtype=np.float64)
+        margins: NDArray[np.float64] = rows @ np.atleast_2d(self.coef_).T + self.intercept_
         return margins[:, 0] if margins.shape[1] == 1 else margins
 
 

@@ -185,7 +185,8 @@ class PrivateClassifier(ClassifierMixin, _PrivateNetwork):
 
     def predict(self, X: Any) -> NDArray[Any]:
         """The most likely class of each row, (n,)."""
-        return self.classes_[self._run_module(X).argmax(1).numpy()]
+        found = self._run_module(X).argmax(1).numpy()
+        return self.classes_[found]
 
 
 @dataclass(kw_only=True, eq=False, repr=False)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from forethought.accounting.interval import warn_if_hollow
 from forethought.accounting.statement import Statement
 from forethought.data.files import TABLES
 from forethought.jobs.job import JOB_NAME, JobError, JobRequest
@@ -63,6 +64,7 @@ def release_job(
         job.recognise(data_dir)
         found = rows(job.table(data_dir), needed(planned.statistics), schema)
         planned = replace(planned, examples=len(found))
+        warn_if_hollow(planned.delta, planned.examples, planned.group)
         # A table that is refused costs nothing: it is marked as released where noise is drawn.
         before = None if paid is None else partial(paid.ahead, 1)
         released = planned.release(found, schema=schema, seed=job.run.noise_seed, before=before)

@@ -353,8 +353,7 @@ def prepare(
             return PreparedJob(loaded, *phased)
         if (resume / PLAN).is_file():
             return PreparedJob(loaded, Plan.load(resume / PLAN))
-    job = request.job
-    if until is not None and (job.budget.epsilon is None or loaded.dataset.test is None):
+    if until is not None and (request.job.budget.epsilon is None or loaded.dataset.test is None):
         raise JobError(
             "a run until an accuracy needs a budget (--max-epsilon) and held-out data (test or "
             "holdout in the job's [data]) to measure it on"
@@ -525,12 +524,9 @@ def run(
         options["ledger"] = _payer(prepared, folder, options, held)
         # Arrays without caveats: the plan has the caveats of loading since it was made.
         data = _standardised(prepared, loaded.dataset.records, folder, options)
-        if prepared.until is None:
-            found = train(loaded.model, data, prepared.plan, **options)
-        else:
-            found = train_until(
-                loaded.model, data, prepared.plan, accuracy=prepared.until, **options
-            )
+        accuracy = prepared.until
+        trained = train if accuracy is None else partial(train_until, accuracy=accuracy)
+        found = trained(loaded.model, data, prepared.plan, **options)
     if leads():
         _keep_results(loaded, found, options["test"], folder)
         _keep_shapes(loaded, found, prepared.plan, folder)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import pairwise
@@ -17,6 +16,7 @@ from scipy.special import lambertw
 
 from forethought.accounting import exact
 from forethought.accounting.exact import calibrate, noise_multiplier
+from forethought.accounting.interval import warn_if_hollow
 from forethought.options import Keywords, NoiseScheduleName, SizeScheduleName, table
 from forethought.planning import defaults
 from forethought.values import use
@@ -494,12 +494,7 @@ class PlanRequest(Keywords):
         if self.budget is not None:
             delta = self.budget.delta
         if delta > 1 / self.examples:
-            warnings.warn(
-                f"delta {delta:g} is larger than 1/{self.examples}, one over the number of "
-                "examples: publishing a random record outright would be allowed. Use at most "
-                f"{default:.2g}",
-                stacklevel=5,
-            )
+            warn_if_hollow(delta, self.examples)
         return delta
 
     def chosen_by(self) -> Caveat | str:
