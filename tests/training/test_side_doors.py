@@ -260,6 +260,17 @@ def test_two_runs_in_one_folder_are_one_line(tmp_path: Path) -> None:
     assert not (tmp_path / "run" / ".lock").exists()
 
 
+def test_a_folder_stays_its_runs_where_the_lock_is_deleted(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    with locked(out):
+        (out / ".lock").unlink()
+        with pytest.raises(RunFolderBusyError), locked(out):
+            pass
+    with locked(out):
+        pass
+    assert not out.exists()
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_killed_runs_lock_is_free_again(tmp_path: Path) -> None:
     child = os.fork()

@@ -388,10 +388,13 @@ def locked(folder: Path | None) -> Iterator[None]:
         return
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / LOCK
-    descriptor = _take(path, folder)
+    place, descriptor = _take(path, folder)
     try:
         yield
     finally:
+        with contextlib.suppress(OSError):
+            fcntl.flock(place, fcntl.LOCK_UN)  # a forked process may have it open, too
+        os.close(place)
         path.unlink(missing_ok=True)
         os.close(descriptor)
         with contextlib.suppress(OSError):
@@ -408,13 +411,17 @@ def _training_in(folder: Path) -> int | None:
     return None
 
 
-def _take(path: Path, folder: Path) -> int:
+def _take(path: Path, folder: Path) -> tuple[int, int]:
+    """The locked folder and file: the file may be deleted by hand while its run goes on."""
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        place = os.open(folder, os.O_RDONLY)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _lock_if_possible(place)
         except OSError as error:
             owner = os.read(descriptor, 32).decode(errors="replace").strip()
+            os.close(place)
             os.close(descriptor)
             raise RunFolderBusyError(
                 f"a run is going on in {folder} (process {owner or 'unknown'}): wait for it, stop "
@@ -425,8 +432,18 @@ def _take(path: Path, folder: Path) -> int:
             if os.fstat(descriptor).st_ino == path.stat().st_ino:
                 os.ftruncate(descriptor, 0)
                 os.write(descriptor, str(os.getpid()).encode())
-                return descriptor
+                return place, descriptor
+        os.close(place)
         os.close(descriptor)
+
+
+def _lock_if_possible(place: int) -> None:
+    """Lock a folder. Raises BlockingIOError: another process has it."""
+    try:
+        fcntl.flock(place, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:  # file servers may lock files only
+        if isinstance(error, BlockingIOError):
+            raise
 
 
 # The checkpoint: all that a run needs to continue exactly, in one file, replaced in one step.
