@@ -106,6 +106,14 @@ def test_a_page_of_a_book_that_others_write_all_the_time(
 
 
 @pytest.mark.slow
+def test_the_history_of_a_full_account_ends_at_its_budget(tmp_path: Path) -> None:
+    book = create(f"sqlite:///{tmp_path / 'full.db'}", actor="owner")
+    book.open_account(Account("patients", Budget(1e-4, 0.3)), rule="gaussian")
+    book.reserve("patients", Charge(Mechanism(Rounds(1.29746210463895, 1, FullBatch()))))
+    (point,) = history(book.entries(), "patients").points
+    assert point.epsilon == book.total("patients").epsilon == 1e-4
+
+
 def test_the_history_ends_at_the_total_and_is_that_of_each_moment(book: Store) -> None:
     found = history(book.entries(), "patients")
     total = book.total("patients")

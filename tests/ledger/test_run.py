@@ -457,6 +457,35 @@ def test_a_copy_neither_releases_nor_returns_what_another_process_marked(
         one.settle()
 
 
+@pytest.mark.parametrize("what", ["release", "return"])
+def test_of_copies_that_look_at_the_same_moment_one_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    ledger, book = opened(tmp_path)
+    mechanism, out, copy = planned().mechanism, tmp_path / "run", tmp_path / "copy"
+    out.mkdir()
+    ledger.paid(mechanism, folder=out)
+    shutil.copytree(out, copy)
+    one, other = (ledger.paid(mechanism, folder=at, resume=True) for at in (out, copy))
+    look = Store.reservation
+
+    def meanwhile(self: Store, number: int) -> Reservation:
+        found = look(self, number)
+        monkeypatch.setattr(Store, "reservation", look)
+        one.ahead(1)
+        return found
+
+    monkeypatch.setattr(Store, "reservation", meanwhile)
+    if what == "release":
+        with pytest.raises(BookError, match="another process"):
+            other.ahead(1)
+    else:
+        with pytest.raises(ValueError, match="no data"), other:
+            raise ValueError("no data")
+    held = book.reservation(1)
+    assert (held.status, held.mark) == ("active", 1)
+
+
 def test_a_copy_without_checkpoint_does_not_release_anew_what_its_run_released(
     tmp_path: Path,
 ) -> None:

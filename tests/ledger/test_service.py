@@ -348,8 +348,12 @@ def test_what_is_said_again_after_a_lost_answer_changes_nothing(
     ann = site.as_("ann")
     held = ann.reserve("patients", CHARGE)
     ann.begin(held.number, "run")
-    ann.mark(held.number, 3)
-    ann.settle(held.number, 3)
+    ann.mark(held.number, 3, seen=0)
+    with pytest.raises(BookError, match="another process"):
+        ann.mark(held.number, 4, seen=0)
+    with pytest.raises(BookError, match="another process"):
+        ann.settle(held.number, 4, seen=2)
+    ann.settle(held.number, 3, seen=3)
     assert Losing.count >= 8
     (one,) = site.book.reservations("patients")
     assert (one.number, one.status, one.released) == (held.number, "settled", 3)
@@ -472,7 +476,7 @@ def test_tls_is_checked_and_the_log_is_a_file(
             paid.ahead(11)
             paid.settle()
     kinds = [json.loads(line)["what"] for line in (tmp_path / "log.jsonl").read_text().splitlines()]
-    life = ["fits", "reserve", "begin", "reservation", "mark", "settle"]
+    life = ["fits", "reserve", "begin", "mark", "settle"]
     assert kinds == ["accounts", *life, "account"]
 
 

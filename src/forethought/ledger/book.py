@@ -236,7 +236,14 @@ class Book(Protocol):
         """
 
     def mark(
-        self, number: int, rounds: int, *, run: str | None = None, begun: int | None = None
+        self,
+        number: int,
+        rounds: int,
+        *,
+        run: str | None = None,
+        begun: int | None = None,
+        seen: int | None = None,
+        call: str | None = None,
     ) -> None:
         """Raise the mark, *before* the result of round ``rounds`` leaves the process.
 
@@ -245,12 +252,17 @@ class Book(Protocol):
                 set back. None: not checked.
             begun: number of rounds that had begun before this one; the reservation cannot be
                 settled with fewer. None: not known.
+            seen: the highest mark that the caller knows of; refused if the book's is above it, as
+                another copy of the run has then marked rounds. None: not checked.
+            call: as for :meth:`reserve`.
         """
 
-    def settle(self, number: int, rounds: int, *, run: str | None = None) -> Total:
+    def settle(
+        self, number: int, rounds: int, *, run: str | None = None, seen: int | None = None
+    ) -> Total:
         """Settle a reservation with the number of released rounds; the rest is refunded.
 
-        A repeated call with the same number changes nothing. ``run`` is as for :meth:`mark`.
+        A repeated call with the same number changes nothing. For ``run`` and ``seen`` see `mark`.
         Raises BookError: it has not begun, it is over with another number or another run's, or
         more rounds had begun.
         """

@@ -70,7 +70,7 @@ def history(entries: Iterable[Entry], data: str, head: str | None = None) -> His
             sums[part] = tuple(a + b - c for a, b, c in zip(held, now, before, strict=True))
             charged[number] = (part, now)
             total = sum_of(rule, data, {(data, name): held for name, held in sums.items()})
-            points.append(Point(entry.number, values["at"], rule.epsilon(total)))
+            points.append(Point(entry.number, values["at"], rule.total_epsilon(total)))
         if entry.hash == head:
             seen = True
             break

@@ -474,20 +474,13 @@ class PaidRun:
         return SeriesPart(self, mechanism, before)
 
     def paid(
-        self,
-        mechanism: Mechanism,
-        *,
-        group: int = 1,
-        unit: Unit = "record",
-        selection: Selection | None = None,
-        folder: Path | None = None,
-        resume: bool = False,
+        self, mechanism: Mechanism, *, folder: Path | None = None, resume: bool = False, **of: Any
     ) -> Self:
         """This object, for a run whose rounds are its last ones. Raises BookError: another run."""
         ahead = len(self.mechanism) - len(mechanism)
         own = self.mechanism.after(ahead) if ahead > 0 else self.mechanism
-        of_it = replace(self.charge, mechanism=own) if selection is None else self.charge
-        asked = Charge(mechanism, group, self.charge.partition, selection, unit)
+        asked = Charge(mechanism, partition=self.charge.partition, **of)
+        of_it = replace(self.charge, mechanism=own) if asked.selection is None else self.charge
         if ahead < 0 or of_it != asked:
             raise BookError(f"reservation {self.number} is for another plan than this one")
         self._require_open()
@@ -505,13 +498,6 @@ class PaidRun:
     def _require_open(self) -> None:
         if self._over:
             raise BookError(f"reservation {self.number} is over: nothing more is released from it")
-
-    def _require_alone(self) -> None:
-        if self.book.reservation(self.number).mark > self.marked:
-            raise BookError(
-                f"another process has marked rounds of reservation {self.number} since this one "
-                "began: one copy of a run goes on. Nothing is released here"
-            )
 
     @property
     def begun(self) -> int:
@@ -561,8 +547,6 @@ class PaidRun:
                     f"round {rounds} is not among the {self.charge.rounds} that were reserved: "
                     "nothing more is released"
                 )
-            if self._at < 0:
-                self._require_alone()
             now = time.monotonic()
             passed = now - self._at
             if passed < PACE:
@@ -571,7 +555,9 @@ class PaidRun:
                 self._stride = max(1, self._stride // 2)
             mark = min(rounds - 1 + self._stride, self.charge.rounds)
             for number in (*self._others, self.number):
-                self.book.mark(number, mark, run=self._run, begun=self._noted)
+                # A process's first mark is refused if a copy has marked rounds since it began.
+                seen = self.marked if number == self.number and self._at < 0 else None
+                self.book.mark(number, mark, run=self._run, begun=self._noted, seen=seen)
             self.marked, self._at = mark, now
         self._noted = max(self._noted, rounds)
 
@@ -601,20 +587,19 @@ class PaidRun:
             ) from None
         root = math.sqrt(times) * (1 + 2.0**-50)  # rounded up, never below √times
         joined = [replace(one, noise_multiplier=one.noise_multiplier / root) for one in part]
-        whole = replace(self.charge, mechanism=Mechanism(*joined, adjacency=part.adjacency))
+        whole = Mechanism(*joined, adjacency=part.adjacency)
         for number in (*self._others, self.number):
-            mine = number == self.number
+            held = self.book.reservation(number)
             made = self.book.reserve(
-                self._ledger.data if mine else self.book.reservation(number).data,
-                whole if mine else replace(whole, partition=None),
+                held.data,
+                replace(held.charge, mechanism=whole),
                 purpose=f"rounds of reservation {number} released again",
                 call=f"{self._call[:24]} again {secrets.token_hex(8)}",
             )
             run = f"again {secrets.token_hex(8)}"
             self.book.begin(made.number, run)
             self.book.settle(made.number, len(part), run=run)
-            if mine:
-                self._again.append(made.number)
+        self._again.append(made.number)  # its own
         self._twice = rounds, last, times
 
     def settle(self, rounds: int | None = None) -> tuple[str, str]:
@@ -631,9 +616,8 @@ class PaidRun:
             raise BookError(
                 f"{self._noted} rounds may have been released, and the transcript has {released}"
             )
-        for number in self._others:
-            self.book.settle(number, released, run=self._run)
-        total = self.book.settle(self.number, released, run=self._run)
+        for number in (*self._others, self.number):
+            total = self.book.settle(number, released, run=self._run)
         self._over = True
         return self.evidence(total, released=released)
 
@@ -670,13 +654,13 @@ class PaidRun:
             return
         over = kind is None and self._over and not self._recorded
         try:
-            lost = self._path is None or not self.begun
-            if kind is not None and not self._over and lost:
+            if kind is not None and not self._over and not (self._path and self.begun):
                 # The model of an interrupted run has seen at most the noted rounds. If the book
                 # cannot be reached, it keeps the whole charge.
                 with contextlib.suppress(BookError):
-                    self._require_alone()  # else the rounds of a copy would return, too
-                    for number in (*self._others, self.number):
+                    # Its own first: not where a copy has marked rounds, which would return, too.
+                    self.book.settle(self.number, self.begun, run=self._run, seen=self.marked)
+                    for number in self._others:
                         self.book.settle(number, self.begun, run=self._run)
                     self._over = over = True
             if over:
@@ -701,20 +685,12 @@ class SeriesPart:
 
     @contextlib.contextmanager
     def paid(
-        self,
-        mechanism: Mechanism,
-        *,
-        group: int = 1,
-        unit: Unit = "record",
-        selection: Selection | None = None,
-        folder: Path | None = None,
-        resume: bool = False,
+        self, mechanism: Mechanism, *, folder: Path | None = None, resume: bool = False, **of: Any
     ) -> Iterator[Self]:
         """This part, for the run of its plan. Raises BookError: another plan, or a resumed run."""
-        whole = self._series.charge
-        same = Charge(mechanism, group, unit=unit).unit == whole.unit
-        fits = group <= whole.group and same and selection is None and not resume
-        if mechanism != self.mechanism or not fits:
+        whole, asked = self._series.charge, Charge(mechanism, **of)
+        fits = asked.group <= whole.group and asked.unit == whole.unit and not resume
+        if mechanism != self.mechanism or asked.selection is not None or not fits:
             raise BookError("this part of a series is for another plan, or its series is over")
         self._series._require_unused(self._used)
         self._used = True

@@ -18,7 +18,7 @@ from urllib.parse import quote, urlsplit
 
 from forethought.ledger import book
 from forethought.ledger.chain import pieces
-from forethought.ledger.wire import ARGUMENTS, CALLS, error_from
+from forethought.ledger.wire import ARGUMENTS, CALLS, UNCHANGED, error_from
 
 _Given = ParamSpec("_Given")
 _Result = TypeVar("_Result")
@@ -111,10 +111,7 @@ class RemoteBook(book.Book):
                 reached.
         """
         call = CALLS[method]
-        written = {
-            name: ARGUMENTS[name][0](value) if name in ARGUMENTS else value
-            for name, value in arguments.items()
-        }
+        written = {name: ARGUMENTS.get(name, UNCHANGED)[0](v) for name, v in arguments.items()}
         body = json.dumps(written, allow_nan=False).encode()
         deadline, wait, sent = time.monotonic() + self._patience, 0.05, False
         while True:

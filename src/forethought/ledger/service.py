@@ -34,7 +34,7 @@ from starlette.routing import Route
 from forethought.ledger.book import BookError, NotAllowedError
 from forethought.ledger.page import account_page, index_page
 from forethought.ledger.remote import LOOPBACK
-from forethought.ledger.wire import ARGUMENTS, CALLS, error_to
+from forethought.ledger.wire import ARGUMENTS, CALLS, UNCHANGED, error_to
 from forethought.values.serialisation import parse
 
 if TYPE_CHECKING:
@@ -105,10 +105,7 @@ class Service:
         values = parse(body.decode("utf-8")) if body else {}
         if not isinstance(values, dict):
             raise HTTPException(400, "the body must be a JSON object of arguments")
-        arguments = {
-            name: ARGUMENTS[name][1](value) if name in ARGUMENTS else value
-            for name, value in values.items()
-        }
+        arguments = {name: ARGUMENTS.get(name, UNCHANGED)[1](v) for name, v in values.items()}
         return JSONResponse(call.write(getattr(book, method)(**arguments)), headers=HEADERS)
 
     def health(self, request: Request, body: bytes, line: Line) -> Response:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import math
 import random
 import secrets
 import time
@@ -67,13 +66,8 @@ _NOTED, _HOUR = 60, 3600.0
 _AT_ONCE = 500
 # The largest number that a database holds.
 LARGEST = 2**63 - 1
-# The roles that may write entries of a kind; analysts change only reservations that they made.
-_MAY: dict[str, tuple[book.Role, ...]] = {
-    **dict.fromkeys(("account", "partition", "forget", "token", "revoke"), ("owner",)),
-    **dict.fromkeys(
-        ("reserve", "refuse", "records", "begin", "mark", "settle", "end"), ("owner", "analyst")
-    ),
-}
+# Entries that analysts write too; they change only reservations that they made.
+_BY_ANALYSTS = frozenset({"reserve", "refuse", "records", "begin", "mark", "settle", "end"})
 
 
 def now() -> datetime:
@@ -447,9 +441,6 @@ class Store(book.Book):
     ) -> book.Reservation:
         account, rule, costs = self._priced(data, charge)
         purpose = _words("a purpose", purpose)
-        if call is not None and not 1 <= len(call) <= 64:
-            raise book.BookError("a call's name has 1 to 64 characters")
-
         own = {"data": data, "purpose": purpose, "charge": chain.charge_values(charge)}
         at = data, charge.partition or ""
 
@@ -503,19 +494,21 @@ class Store(book.Book):
         return self.reservation(number)
 
     def mark(
-        self, number: int, rounds: int, *, run: str | None = None, begun: int | None = None
+        self, number: int, rounds: int, seen: int | None = None, call: str | None = None, **of: Any
     ) -> None:
-        values = without_none({"rounds": rounds, "run": run, "begun": begun})
-        self._change("mark", number, lambda _, held: chain.marked(held, rounds, run, begun), values)
+        values = {"rounds": rounds, **without_none(of)}
+        self._change("mark", number, lambda _, it: chain.marked(it, **values), values, seen, call)
 
-    def settle(self, number: int, rounds: int, *, run: str | None = None) -> book.Total:
+    def settle(
+        self, number: int, rounds: int, *, run: str | None = None, seen: int | None = None
+    ) -> book.Total:
         def settled(turn: _Turn, held: book.Reservation) -> book.Reservation:
             # No round has begun above the mark, so only a lower number asks for the marks.
             known = _begun(turn.connection, number) if rounds < held.mark else 0
             return chain.settled(held, rounds, run, known)
 
         values = without_none({"rounds": rounds, "run": run})
-        return self.total(self._change("settle", number, settled, values))
+        return self.total(self._change("settle", number, settled, values, seen))
 
     def end(self, number: int, rounds: int, reason: str) -> book.Total:
         """See :meth:`Book.end`; analysts can end own reservations before they begin (0 rounds)."""
@@ -534,8 +527,14 @@ class Store(book.Book):
         number: int,
         changed: Callable[[_Turn, book.Reservation], book.Reservation],
         values: Mapping[str, Any],
+        seen: int | None = None,
+        call: str | None = None,
     ) -> str:
-        """Change a reservation, and its costs where it is over; returns its data set."""
+        """Change a reservation, and its costs where it is over; returns its data set.
+
+        Args:
+            seen, call: as for :meth:`Book.mark`.
+        """
         # A reservation's charge never changes, so its costs are computed before the transaction.
         first = self.reservation(number)
         data, charge = first.data, first.charge
@@ -551,6 +550,11 @@ class Store(book.Book):
                     f"reservation {number} is {row.actor}'s: an owner may change it"
                 )
             held, before = _reservation(row), parse(row.costs)
+            if seen is not None and held.status == "active" and held.mark > seen:
+                raise book.BookError(
+                    f"another process has marked rounds of reservation {number} since this one "
+                    "began: one copy of a run goes on. Nothing is released here"
+                )
             new = changed(turn, held)
             if new == held:
                 return None
@@ -565,7 +569,7 @@ class Store(book.Book):
             turn.connection.execute(sa.update(RESERVATIONS).where(here).values(**life))
             return own
 
-        self._write(kind, work)
+        self._write(kind, work, call)
         return data
 
     def reservation(self, number: int) -> book.Reservation:
@@ -665,11 +669,14 @@ class Store(book.Book):
             The values of the entry; empty if nothing was to be changed.
         """
         kept = self._kept
-        if self.role not in _MAY[kind]:
-            who = " and ".join(_MAY[kind])
+        may = ("owner", "analyst") if kind in _BY_ANALYSTS else ("owner",)
+        if self.role not in may:
+            who = " and ".join(may)
             raise book.NotAllowedError(f"{self.actor} is {self.role} here: {kind!r} is for {who}s")
         if kept.key is not None and kept.signer is None:
             raise book.BookError(f"{kept.url} is signed: open it with its private key to change it")
+        if call is not None and not 1 <= len(call) <= 64:
+            raise book.BookError("a call's name has 1 to 64 characters")
         # No actor's name has a line break.
         name = f"{self.actor}\n{call}" if call else secrets.token_hex(16)
         until, looked, lost = time.monotonic() + kept.patience, call is not None, False
@@ -733,20 +740,14 @@ class _FullError(Exception):
 
 def total_of(account: book.Account, rule: TotalRule, sums: Holdings, head: str) -> book.Total:
     """The total of an account from its sums; see :class:`~forethought.ledger.book.Total`."""
-    budget = account.budget
-
-    @cache
-    def epsilon(of: Sums) -> float:
-        # Sums that fit keep the budget, but their ε is rounded up, perhaps above it.
-        return min(rule.epsilon(of), budget.epsilon if rule.fits(of) else math.inf)
-
+    epsilon = cache(rule.total_epsilon)
     by_part = {
         part: epsilon(sum_of(rule, data, sums, part) if part else held)
         for (data, part), held in sums.items()
         if data == account.data
     }
     most = sum_of(rule, account.data, sums)
-    return book.Total(epsilon(most), budget.delta, rule.left(most), by_part, head)
+    return book.Total(epsilon(most), account.budget.delta, rule.left(most), by_part, head)
 
 
 def _name(what: str, name: str) -> str:

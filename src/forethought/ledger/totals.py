@@ -153,8 +153,12 @@ class TotalRule:
         return all(spent <= WHOLE for spent in sums)
 
     def epsilon(self, sums: Sequence[int]) -> float:
-        """The smallest ε, at the δ of the account's budget, that these sums keep."""
+        """The smallest ε, at the δ of the account's budget, that these sums keep; rounded up."""
         raise NotImplementedError
+
+    def total_epsilon(self, sums: Sequence[int]) -> float:
+        """The same, but never above the budget's ε where the sums fit."""
+        return min(self.epsilon(sums), self.budget.epsilon if self.fits(sums) else math.inf)
 
     @property
     def limit(self) -> float:

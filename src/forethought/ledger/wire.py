@@ -45,6 +45,8 @@ def _nothing(value: Any) -> None:
         raise book.BookError("the service answers otherwise than a ledger does: check its address")
 
 
+# Of JSON values, which are sent as they are.
+UNCHANGED: _Both = _same, _same
 _ACCOUNT: _Both = asdict, account_from
 _RESERVATION: _Both = (
     lambda held: {**vars(held), "charge": charge_values(held.charge)},
