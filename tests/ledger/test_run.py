@@ -42,7 +42,15 @@ from forethought.training.execution import Interrupted
 from forethought.training.run import train
 from forethought.training.search import tune
 from forethought.values.caveats import Caveat
-from forethought.values.mechanism import Budget, FullBatch, Mechanism, Persons, Poisson, Rounds
+from forethought.values.mechanism import (
+    Budget,
+    FullBatch,
+    Mechanism,
+    Persons,
+    Poisson,
+    RandomAllocation,
+    Rounds,
+)
 from forethought.values.plan import Plan
 
 EXAMPLES, ROUNDS = 200, 30
@@ -484,6 +492,15 @@ def test_of_copies_that_look_at_the_same_moment_one_goes_on(
             raise ValueError("no data")
     held = book.reservation(1)
     assert (held.status, held.mark) == ("active", 1)
+
+
+def test_of_an_epoch_all_rounds_are_paid_again(tmp_path: Path) -> None:
+    ledger, book = opened(tmp_path)
+    mechanism = Mechanism(Rounds(20.0, 8, RandomAllocation(4)))
+    ledger.paid(mechanism, folder=tmp_path).ahead(2)
+    with ledger.paid(mechanism, folder=tmp_path, resume=True) as paid:
+        paid.again(1, 2)
+    assert len(book.reservation(2).charge.mechanism) == 4
 
 
 def test_a_copy_without_checkpoint_does_not_release_anew_what_its_run_released(

@@ -578,6 +578,12 @@ class PaidRun:
         if first <= rounds <= end and times <= paid:
             return
         last = self._before if rounds <= self._before else len(self.mechanism)
+        # A part of an epoch, paid by itself, can cost less than it adds to the rest of the epoch.
+        while last < len(self.mechanism):
+            with contextlib.suppress(UnsupportedMechanismError):
+                self.mechanism.after(last)
+                break
+            last += 1
         try:
             part = self.mechanism.between(rounds - 1, last)
         except UnsupportedMechanismError as error:
