@@ -494,6 +494,7 @@ def test_of_copies_that_look_at_the_same_moment_one_goes_on(
     assert (held.status, held.mark) == ("active", 1)
 
 
+@pytest.mark.slow
 def test_of_an_epoch_all_rounds_are_paid_again(tmp_path: Path) -> None:
     ledger, book = opened(tmp_path)
     mechanism = Mechanism(Rounds(20.0, 8, RandomAllocation(4)))
