@@ -326,14 +326,19 @@ class ActorLinks:
     # ---- calls
 
     def _beat(self) -> None:
-        while not self._ending.is_set():
-            self._say_all()
-            self._ending.wait(BEAT_EVERY)
+        try:
+            while not self._ending.is_set():
+                self._say_all()
+                self._ending.wait(BEAT_EVERY)
+        except Exception as error:
+            if (deliver := self._deliver) is not None:
+                deliver(error)
 
     def _say_all(self) -> None:
         for way in self._ways.values():
             if way.actor is None:
-                with contextlib.suppress(ValueError):  # the actor does not exist yet
+                # The actor does not exist yet, or the cluster does not answer now.
+                with contextlib.suppress(ValueError, self._ray.exceptions.RayError):
                     way.actor = self._ray.get_actor(way.name, NAMESPACE)
             # At most one sign is unanswered: with a process that starts slowly, more signs would
             # take the queue's places from messages. The sign of the end may fill the queue.

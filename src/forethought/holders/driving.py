@@ -94,11 +94,6 @@ class SerialDriver:
         self._failure = self._failure or error
         self._over.set()
 
-    def ended(self, task: asyncio.Task[Any]) -> None:
-        """Note the error that ended a task which the driver cannot go on without."""
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self.fail(error)
-
     def check(self) -> None:
         """Raise the exception of the step that failed, if any."""
         if self._failure is not None:
@@ -435,6 +430,20 @@ async def both_ways(
             task.cancel()
 
 
+def watched(
+    work: Coroutine[Any, Any, None], failed: Callable[[BaseException], object]
+) -> asyncio.Task[None]:
+    """A task; an error that ends it is given to ``failed``."""
+
+    def ended(task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            failed(error)
+
+    task = asyncio.create_task(work)
+    task.add_done_callback(ended)
+    return task
+
+
 def in_loop(
     loop: asyncio.AbstractEventLoop | None, step: Callable[..., object], *values: object
 ) -> None:
@@ -513,15 +522,13 @@ class FederationClient:
             Exception: an error in a write or a computation; a new process goes on from the ledger.
         """
         self._loop = asyncio.get_running_loop()
-        talking = asyncio.create_task(
-            reconnecting(
-                lambda: self._connection(leave),
-                self._back_off,
-                lambda: self._ending or self.driver.done is not None,
-                partial(setattr, self, "trouble"),
-            )
+        talk = reconnecting(
+            lambda: self._connection(leave),
+            self._back_off,
+            lambda: self._ending or self.driver.done is not None,
+            partial(setattr, self, "trouble"),
         )
-        talking.add_done_callback(self._guard.ended)
+        talking = watched(talk, self._guard.fail)
         try:
             await self._guard.until(stop)
             self._ending = True

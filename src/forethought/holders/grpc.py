@@ -123,6 +123,10 @@ def channel_options(most_bytes: int) -> list[tuple[str, Any]]:
     ]
 
 
+# What grpc raises when a call has ended or its connection fails, whatever the other end did.
+_CALL_OVER = (grpc.aio.AioRpcError, grpc.aio.BaseError, asyncio.InvalidStateError)
+
+
 class _GrpcStream:
     """A stream over one call; an error in the call closes the stream."""
 
@@ -130,17 +134,17 @@ class _GrpcStream:
         self._call = call
 
     async def read(self) -> bytes | None:
-        with contextlib.suppress(grpc.aio.AioRpcError):
+        with contextlib.suppress(*_CALL_OVER):
             data: Any = await self._call.read()
             return None if data is grpc.aio.EOF else bytes(data)
         return None
 
     async def write(self, frame: bytes) -> None:
-        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+        with contextlib.suppress(*_CALL_OVER):
             await self._call.write(frame)
 
     async def finish(self) -> None:
-        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+        with contextlib.suppress(*_CALL_OVER):
             await self._call.done_writing()
             # The server ends the stream when it has read everything.
             await self._call.code()
@@ -180,7 +184,7 @@ def grpc_stream(
             try:
                 async with asyncio.timeout(10.0):
                     await call.wait_for_connection()
-            except (TimeoutError, grpc.aio.AioRpcError) as error:
+            except (TimeoutError, *_CALL_OVER) as error:
                 why = next(words for sign, words in _REASONS.items() if sign in str(error))
                 raise ConnectionError(f"no connection to {address} yet: {why}.") from None
             try:
@@ -196,13 +200,14 @@ class _Streams(ABC):
 
     Args:
         keys: the member's own. most: the most frames that wait for one member.
+        failed: takes an error of this process, which no other member caused.
     """
 
     service: ClassVar[str]
     refusal: ClassVar[str]
 
-    def __init__(self, keys: Keys, most: int) -> None:
-        self._keys, self._most = keys, most
+    def __init__(self, keys: Keys, most: int, failed: Callable[[BaseException], object]) -> None:
+        self._keys, self._most, self._failed = keys, most, failed
         self._outboxes: dict[int, driving.Outbox] = {}
         self._server: grpc.aio.Server | None = None
 
@@ -226,7 +231,7 @@ class _Streams(ABC):
                 raise PermissionError(self.refusal)
             place = places[found]
             outbox = self._open(place)
-            reader = asyncio.create_task(self._read(requests, place, outbox))
+            reader = driving.watched(self._read(requests, place, outbox), self._failed)
             try:
                 async for frame in outbox:
                     yield frame
@@ -269,7 +274,7 @@ class _Streams(ABC):
             async for data in frames:
                 self._received(data, place)
             self._ended(place)
-        except grpc.aio.AioRpcError:
+        except _CALL_OVER:
             pass
         finally:
             outbox.close()
@@ -310,7 +315,7 @@ class FederationServer(_Streams):
         machine: ServerMachine,
         linger: float = LINGER,
     ) -> None:
-        super().__init__(keys, driving.MOST)
+        super().__init__(keys, driving.MOST, lambda error: self._guard.fail(error))
         self.roster, self._linger, self._machine = roster, linger, machine
         self.driver = driver(self._send)
         self.heard = driving.LastHeard(len(roster.clients), self._outboxes.keys())
@@ -461,7 +466,7 @@ class SiteLinks(_Streams):
         listen: str | None = None,
         back_off: tuple[float, float] = driving.BACK_OFF,
     ) -> None:
-        super().__init__(keys, _QUEUE)
+        super().__init__(keys, _QUEUE, lambda error: self._deliver(error))
         self.me = roster.place(keys)
         self.reduce: Reduce | None = None
         self._roster = roster
@@ -543,8 +548,8 @@ class SiteLinks(_Streams):
             own = self._roster.one_way(self.me, self._later)
             await self._serve(self._listen, own, self.endpoint.most_bytes, self._later)
         listens.set_result(None)
-        tasks = [asyncio.create_task(self._live_with(peer)) for peer in self._earlier]
-        tasks.append(asyncio.create_task(self._beat()))
+        works = [self._beat(), *map(self._live_with, self._earlier)]
+        tasks = [driving.watched(work, self._failed) for work in works]
         await self._ending.wait()
         for outbox in self._outboxes.values():
             outbox.close()
@@ -571,10 +576,7 @@ class SiteLinks(_Streams):
                 finally:
                     self._shut(peer, outbox)
 
-        try:
-            await driving.reconnecting(connection, self._back_off)
-        except Exception as error:
-            self._deliver(error)
+        await driving.reconnecting(connection, self._back_off)
 
     def _open(self, place: int) -> driving.Outbox:
         outbox = super()._open(place)

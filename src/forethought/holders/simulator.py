@@ -36,7 +36,7 @@ from forethought.gossip.gossip import Gossip, Rule
 from forethought.gossip.graphs import written_rows
 from forethought.gossip.synchronous import AllReduceWorker, SynchronousWorker
 from forethought.gossip.worker import Effects, Machine
-from forethought.values.checks import optional, real, whole
+from forethought.values.checks import optional, real, reals, whole
 from forethought.values.mechanism import LocalRounds, first_round
 
 
@@ -268,6 +268,9 @@ class Times:
         outages: the intervals in which machines are away; they may overlap.
         factors: (machine, round) → the factor on its seconds; None: 1.
         seed: public seed of all these random numbers.
+
+    Raises:
+        ValueError: seconds or a σ that are negative or not finite.
     """
 
     compute: Sequence[float]
@@ -276,6 +279,10 @@ class Times:
     outages: tuple[Outage, ...] = ()
     seed: int = 0
     factors: Factors | None = None
+
+    def __post_init__(self) -> None:
+        reals("seconds of an update", self.compute, least=0)
+        real("straggling", self.straggling, least=0)
 
 
 # The trainers, which compute a simulation's updates on request.
@@ -409,6 +416,7 @@ class GraphTimes(Times):
     deadline: float | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for name in ("exchange", "deadline"):
             optional(real, name, getattr(self, name), above=0)
 
@@ -640,10 +648,8 @@ class StarSimulator(_Simulator):
         )
 
     def _stuck(self) -> str:
-        return (
-            f"model {self.server.version} waits for updates that never come: give a deadline or an "
-            "absence"
-        )
+        first = self._alarms[0][1] if self._alarms else "give a deadline or an absence"
+        return f"model {self.server.version} waits for updates that never come: {first}"
 
     def _happens(self, kind: int, machine: int, what: Any) -> None:
         # The most frequent kinds come first: a million clients pass here thousands of times.

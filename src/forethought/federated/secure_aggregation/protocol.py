@@ -133,18 +133,19 @@ def signed(run_id: bytes, round: int, client: int, keys: bytes) -> bytes:
 
 def attempted(run_id: bytes, attempt: int) -> bytes:
     """The 32-byte name of one attempt, which separates its keys and seals from other attempts'."""
-    return sha256(b"forethought attempt\n" + run_id + attempt.to_bytes(8, "big")).digest()
+    number = attempt.to_bytes(8, "big", signed=True)  # a server may say any
+    return sha256(b"forethought attempt\n" + run_id + number).digest()
 
 
-def pieces(content: bytes, size: int, count: int) -> list[bytes]:
-    """Split ``content`` into ``count`` pieces of ``size`` bytes.
+def pieces(content: bytes, size: int, clients: Sequence[int] | Integers) -> dict[int, bytes]:
+    """Split ``content`` into a piece of ``size`` bytes for each client, in their order.
 
     Raises:
         ValueError: another length.
     """
-    if len(content) != size * count:
-        raise ValueError(f"{len(content)} bytes where {count} pieces of {size} belong")
-    return [content[start : start + size] for start in range(0, len(content), size)]
+    if len(content) != size * len(clients):
+        raise ValueError(f"{len(content)} bytes where {len(clients)} pieces of {size} belong")
+    return {int(client): content[k * size : (k + 1) * size] for k, client in enumerate(clients)}
 
 
 # One client's side of one secure round: Bonawitz et al. 2017, Figure 4, as a sans-IO machine.
@@ -291,15 +292,14 @@ class Participant:
                 "be opened twice, and its noise would count once",
                 no_part(self.number, self.round, self.attempt),
             )
-        keys = pieces(message.keys, KEYS_BYTES, len(clients))
-        roster = dict(zip(clients, keys, strict=True))
+        roster = pieces(message.keys, KEYS_BYTES, clients)
         if roster[self.me] != self._keys.keys:
             raise masking.SecureAggregationError(
                 "the roster has other keys for this client than its own"
             )
         if self._verify is not None:
-            signatures = pieces(message.signatures, SIGNATURE_BYTES, len(clients))
-            for client, signature in zip(clients, signatures, strict=True):
+            signatures = pieces(message.signatures, SIGNATURE_BYTES, clients)
+            for client, signature in signatures.items():
                 content = signed(self._run_id, self.round, client, roster[client])
                 if not self._verify(client, content, signature):
                     raise masking.SecureAggregationError(
@@ -336,9 +336,7 @@ class Participant:
         if len(self._held) > 1:
             return []
         held = dict(self._held)
-        for client, sealed in zip(
-            senders, pieces(message.sealed, SEALED_BYTES, len(senders)), strict=True
-        ):
+        for client, sealed in pieces(message.sealed, SEALED_BYTES, senders).items():
             key = self._agreed(self._sealing, self._roster[client][:32], client, self.me, b"seal")
             try:
                 content = masking.unseal(key, sealed, self._about(client, self.me))
@@ -463,6 +461,8 @@ class Aggregator:
         self.numbers: dict[int, int] = {}
         self.gone: frozenset[int] = frozenset()
         self.refused: set[int] = set()
+        # Clients that sent something malformed: nobody waits for a better message of theirs.
+        self._waived: set[int] = set()
         self.liars: set[int] = set()
         self.blamed: set[frozenset[int]] = set()
         self._committed: dict[int, bytes] = {}
@@ -513,9 +513,7 @@ class Aggregator:
                     answers[sender] = self._checked(message)
                 except ValueError as error:
                     alarms.append(Alarm("secure-malformed", f"client {sender}: {error}"))
-                    if kind is not MaskKeys:
-                        return alarms
-                    self.refused.add(sender)  # its keys are bad: nobody waits for better ones
+                    self._waived.add(sender)
                 self.numbers[sender] = int(getattr(message, "round", 0))
                 if isinstance(message, MaskKeys) and not self._signed(sender, message):
                     answers.pop(sender, None)
@@ -524,8 +522,7 @@ class Aggregator:
                     alarms.append(Alarm("secure-unsigned", text))
             else:
                 return []
-            due = self._expected()
-            if len(answers) < len(due):
+            if not set(self._expected()) - self._waived <= answers.keys():
                 return alarms
         if len(answers) < self.settings.threshold and not self._step:
             return [*alarms, *self.begin(event.now)]
@@ -548,19 +545,17 @@ class Aggregator:
     def _checked(self, message: Any) -> Any:
         match message:
             case MaskKeys():
-                keys = pieces(message.keys, KEYS_BYTES, 1)[0]
+                keys = pieces(message.keys, KEYS_BYTES, [0])[0]
                 for half in (keys[:32], keys[32:]):  # with one of small order nobody could agree
                     masking.agree(bytes(range(32)), half, b"")
                 return keys, message.signature
             case MaskShares():
-                found = pieces(message.sealed[:-32], SEALED_BYTES, len(message.clients))
-                given = dict(zip(map(int, message.clients), found, strict=True))
+                given = pieces(message.sealed[:-32], SEALED_BYTES, message.clients)
                 return given, message.sealed[-32:]
             case MaskedSum():
                 return masking.unpack(message.content, self.settings.bits, self.size)
             case _:
-                found = pieces(message.shares, SHARE_BYTES, len(message.clients))
-                return dict(zip(map(int, message.clients), found, strict=True))
+                return pieces(message.shares, SHARE_BYTES, message.clients)
 
     def _next(self, now: float, messages: dict[int, Any]) -> list[Effect]:
         self._step += 1

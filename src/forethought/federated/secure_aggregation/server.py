@@ -82,7 +82,7 @@ class SecureServer(ServerMachine):
         effects: list[Effect] = []
         if not self._begun:
             self._begun = True
-            effects += self._closed(event.now)
+            effects += self._requesting(self.close(event.now), event.now)
         effects += self._inner(event)
         if isinstance(event, Woken) and self._attempted is not None:
             effects += self._judged(self._attempted.handle(event), event.now)
@@ -251,8 +251,5 @@ class SecureServer(ServerMachine):
             # The base class refused the mean, which honest noise cannot give, and the sum is not
             # opened again: only giving the round up lets the run continue.
             return [*effects, *self._lost(now)]
-        return [*effects, *self._closed(now)]
-
-    def _closed(self, now: float) -> list[Effect]:
-        """Close a round if the journal has some survivors' means: no others will arrive."""
-        return self._requesting(self.close(now), now)
+        # If the journal has some survivors' means, no others will arrive.
+        return [*effects, *self._requesting(self.close(now), now)]
