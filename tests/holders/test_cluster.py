@@ -260,7 +260,7 @@ def test_a_cluster_that_is_not_there_is_one_line(monkeypatch: pytest.MonkeyPatch
 class Answers:
     """Stands in for Ray: neighbours whose answers come when the test says so."""
 
-    exceptions = SimpleNamespace(ActorDiedError=ChildProcessError)
+    exceptions = SimpleNamespace(ActorDiedError=ChildProcessError, RayError=ChildProcessError)
 
     def __init__(self) -> None:
         self.calls: list[tuple[int, Any, Future[bool]]] = []
@@ -337,3 +337,23 @@ def test_what_comes_is_judged_before_it_is_delivered(answers: Answers) -> None:
     assert [type(one).__name__ for one in came] == ["Arrived", *["RefusedMessage"] * 5]
     links.close(0.1)
     assert not links.came(1, number, good)
+
+
+def test_a_fault_in_signs_comes_to_the_worker_and_a_silent_cluster_is_asked_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    answers = [OSError("the cluster does not answer"), MemoryError("a fault")]
+
+    def asked(*_: object) -> None:
+        raise answers.pop(0)
+
+    ray = SimpleNamespace(get_actor=asked, exceptions=SimpleNamespace(RayError=OSError))
+    monkeypatch.setattr(module, "engine", lambda: ray)
+    monkeypatch.setattr(module, "BEAT_EVERY", 0.0)
+    links, came = ActorLinks("run", 0, gossip(2)), list[Any]()
+    links.start(came.append)
+    end = time.monotonic() + 5.0
+    while not came and time.monotonic() < end:
+        time.sleep(0.01)
+    links.close(0.1)
+    assert [type(one) for one in came] == [MemoryError]

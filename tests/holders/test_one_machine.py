@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,8 +12,9 @@ from torch import nn
 
 import forethought as ft
 from drawn import randn, reseed, stream
+from forethought.exchange.events import Computed
 from forethought.federated.federation import Federation, Member
-from forethought.holders.simulator import StarSimulator, Times
+from forethought.holders.simulator import SimulationError, StarSimulator, Times
 from forethought.holders.trainer import Holder, ReportedAverage, SharedModel
 from forethought.holders.workers import InProcess
 from forethought.rounds.contributions import default_loss
@@ -87,3 +89,17 @@ def test_one_client_is_train(local_rounds: LocalRounds, averaging: str, optimize
     ).run()
     assert np.array_equal(done.weights, SharedModel(alone).read())
     assert done.rounds.tolist() == [ROUNDS] and not done.alarms
+
+
+def test_a_simulation_that_waits_says_which_update_was_refused() -> None:
+    plan = ft.Plan(ft.Mechanism(ft.Rounds(1.3, 2, ft.Poisson(0.3))), 60, 1e-4)
+    federation = Federation((Member("one"),), (plan,), 3, "none", 2, 1)
+    result = SimpleNamespace(
+        answer=lambda asked, now: Computed(
+            asked.round, asked.base, np.full(3, 1e9, np.float32), 1, bytes(32), b"", now
+        )
+    )
+    trainers = SimpleNamespace(begin=lambda work: None, result=lambda client: result)
+    start = np.zeros(3, np.float32)
+    with pytest.raises(SimulationError, match="refused: norm"):
+        StarSimulator(federation, start, trainers, Times([1.0])).run()

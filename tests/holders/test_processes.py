@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from forethought.holders.driving import FederationClient
-from forethought.holders.grpc import ConnectionPolicyError
+from forethought.holders.grpc import ConnectionPolicyError, grpc
 from trials.parties import federation, last_model, make_client, make_server, prepare
 
 CLIENTS = 2
@@ -164,3 +164,27 @@ def test_a_failed_write_ends_the_client_and_nothing_is_sent(tmp_path: Path) -> N
         assert server.driver.machine.applied.sum() == 0 and not server.driver.alarms
 
     asyncio.run(scenario())
+
+
+def test_a_call_that_breaks_as_it_is_ended_does_not_end_the_client(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agreed = federation(prepare(tmp_path, 1), "asynchronous", 10, 2)
+
+    async def broken(self: Any) -> None:
+        raise grpc.aio.InternalError("the other end has reset the connection")
+
+    monkeypatch.setattr("grpc.aio._call.StreamStreamCall.done_writing", broken)
+
+    async def scenario() -> str | None:
+        async with asyncio.timeout(PATIENCE):
+            server, ended = make_server(tmp_path, agreed), asyncio.Event()
+            port = await server.start("127.0.0.1:0")
+            serving = asyncio.create_task(server.run(ended))
+            client = make_client(tmp_path, agreed, 0, f"127.0.0.1:{port}")
+            await client.run(asyncio.Event())
+            ended.set()
+            await serving
+            return client.driver.done
+
+    assert asyncio.run(scenario()) == "finished"

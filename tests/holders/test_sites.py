@@ -15,6 +15,7 @@ from threads import toward
 from workers import gossip, vector
 
 from forethought.exchange.keys import Keys, RosterError
+from forethought.exchange.messages import Endpoint
 from forethought.gossip.events import Hello, Known, Weights
 from forethought.gossip.gossip import GossipError
 from forethought.holders.grpc import PeerRoster, SiteLinks
@@ -230,3 +231,18 @@ def test_a_roster_comes_back_and_names_what_is_wrong(tmp_path):
     ]:
         with pytest.raises(RosterError, match=message):
             PeerRoster.of(*wrong)
+
+
+@pytest.mark.parametrize("step", ["open", "seal"])
+def test_a_fault_in_reading_or_in_a_sign_of_life_comes_to_the_worker(two, monkeypatch, step):
+    sent = two.links[1].endpoint.seal(0, weights(1, 1, 1))
+
+    def fault(*_: object) -> None:
+        raise MemoryError(step)
+
+    monkeypatch.setattr(Endpoint, step, fault)
+    two.links[1]._loop.call_soon_threadsafe(two.links[1]._put, 0, sent)
+    end = time.monotonic() + 5.0
+    while not any(isinstance(one, MemoryError) for one in two.came[0]):
+        assert time.monotonic() < end
+        time.sleep(0.01)

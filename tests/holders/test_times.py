@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 
 from forethought.holders.simulator import (
     Agenda,
+    GraphTimes,
     LogNormal,
     Outage,
+    Times,
     Way,
     lognormal_speeds,
     slow_ones,
@@ -65,3 +67,12 @@ def test_times_that_cannot_be() -> None:
         Way(-1.0)
     with pytest.raises(ValueError, match="bandwidth"):
         Way(0.0, 0.0)
+
+
+@pytest.mark.parametrize("wrong", [math.nan, -1.0, math.inf])
+def test_seconds_that_are_none_are_refused(wrong: float) -> None:
+    for kind in (Times, GraphTimes):
+        with pytest.raises(ValueError, match="seconds of an"):
+            kind([1.0, wrong])
+        with pytest.raises(ValueError, match="straggling"):
+            kind([1.0], straggling=wrong)

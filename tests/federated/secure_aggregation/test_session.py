@@ -313,3 +313,24 @@ def test_no_key_serves_two_attempts_rounds_or_pairs():
         for use in (b"seal", b"mask")
     }
     assert len(keys) == 16
+
+
+@pytest.mark.parametrize("kind", STEPS)
+def test_nobody_waits_for_whoever_sent_something_malformed(kind):
+    cohort = _Cohort(SecureAggregation(4, 1, 0))
+    cohort.until(kind, _elements(4))
+    step = {
+        MaskKeys: "keys",
+        MaskShares: "sealed",
+        MaskedSum: "content",
+        Unmasking: "shares",
+    }[kind]
+    bad = replace(cohort.sent[kind][0], **{step: getattr(cohort.sent[kind][0], step)[:-1]})
+    cohort.server.handle(Received(0, bad, 0.0))
+    for sender in (1, 2, 3):
+        effects = cohort.server.handle(Received(sender, cohort.sent[kind][sender], 0.0))
+    assert len(effects) > 1 or cohort.server.total is not None
+
+
+def test_a_round_may_have_any_number_of_an_attempt():
+    assert len({attempted(bytes(32), attempt) for attempt in (-(2**63), -1, 0, 2**63 - 1)}) == 4
