@@ -1213,7 +1213,7 @@ MUTANTS = [
            "test_of_copies_that_look_at_the_same_moment_one_goes_on[return] "
            "test_a_copy_neither_releases_nor_returns_what_another_process_marked[no data]"),
     Mutant("run folder: its file is its only lock", "training/folder.py::_take",
-           "_lock_if_possible(place)", "pass",
+           "fcntl.flock(place, fcntl.LOCK_EX | fcntl.LOCK_NB)", "pass",
            "test_a_folder_stays_its_runs_where_the_lock_is_deleted"),
     Mutant("paid: a mark of two copies at the same moment", "Store._change",
            "held.mark > seen", "False",

@@ -417,9 +417,11 @@ class ParameterViews:
 
     def leaves(self) -> dict[str, Tensor]:
         """All tensors that are shared by the examples and at which a backward pass ends."""
-        picked = [known for known in self._known.values() if isinstance(known, LookedUp)]
-        rows = {f"rows {at} of a table": known.tensor for at, known in enumerate(picked)}
-        return {**self.trained, **rows}
+        found = dict(self.trained)
+        for known in self._known.values():
+            if isinstance(known, LookedUp):
+                found[f"rows {len(found)} of a table"] = known.tensor
+        return found
 
     def of(self, value: Tensor) -> ParameterView:
         """The place of a tensor that needs gradients and is shared by all examples.

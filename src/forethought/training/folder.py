@@ -418,7 +418,12 @@ def _take(path: Path, folder: Path) -> tuple[int, int]:
         place = os.open(folder, os.O_RDONLY)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            _lock_if_possible(place)
+            try:
+                fcntl.flock(place, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise
+            except OSError:  # file servers may lock files only
+                pass
         except OSError as error:
             owner = os.read(descriptor, 32).decode(errors="replace").strip()
             os.close(place)
@@ -435,15 +440,6 @@ def _take(path: Path, folder: Path) -> tuple[int, int]:
                 return place, descriptor
         os.close(place)
         os.close(descriptor)
-
-
-def _lock_if_possible(place: int) -> None:
-    """Lock a folder. Raises BlockingIOError: another process has it."""
-    try:
-        fcntl.flock(place, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:  # file servers may lock files only
-        if isinstance(error, BlockingIOError):
-            raise
 
 
 # The checkpoint: all that a run needs to continue exactly, in one file, replaced in one step.
