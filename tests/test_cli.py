@@ -321,8 +321,7 @@ def test_memory_without_end_is_refused_before_anything_is_read(forethought: Comm
 def test_a_large_delta_warns(forethought: Command) -> None:
     status, _, err = forethought(*["plan", "--examples", "100", "--epsilon", "1", "--delta", "0.1"])
     assert status == 0
-    assert "delta" in err
-    assert "1/100" in err
+    assert err.count("promises little") == 1
 
 
 @pytest.mark.parametrize("command", ["", "train", "plan", "account", "report"])

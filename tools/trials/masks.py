@@ -294,7 +294,7 @@ class MaskTrial:
             return replace(message, clients=np.array(more, dtype=np.int64))
         if kind == 2 and isinstance(message, MaskRoster):  # its own keys in place of somebody's
             place = draw.randrange(len(clients))
-            found = pieces(message.keys, KEYS, len(clients))
+            found = [*pieces(message.keys, KEYS, clients).values()]
             found[place] = draw.choice(list(self.keys) or [found[place]])
             return replace(message, keys=b"".join(found))
         if kind == 3 and not isinstance(message, Survivors):
@@ -312,8 +312,8 @@ class MaskTrial:
         names = {MaskRoster: ("keys", "signatures"), MaskDelivery: ("sealed",)}
         for name in names.get(type(message), ()):
             content = getattr(message, name)
-            found = pieces(content, len(content) // count, count)
-            changed[name] = b"".join(one for at, one in enumerate(found) if at != place)
+            found = pieces(content, len(content) // count, range(count))
+            changed[name] = b"".join(one for at, one in found.items() if at != place)
         return replace(message, **changed)
 
     # ---- what must hold
