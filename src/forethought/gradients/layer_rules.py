@@ -405,28 +405,6 @@ def _group_on_the_batch(mode: VmapMode, func: Any, input: Tensor, *args: Any, **
 register_physical(_group_on_the_batch, F.group_norm)
 
 
-def _max_pool(mode: VmapMode, func: Any, input: Tensor, *args: Any, **kwargs: Any) -> Any:
-    # With channels last a processor's kernel is up to ten times as fast, and gives the same values.
-    whole = boundary.rows(input) if boundary.is_lane(input) else input
-    if (
-        whole is input
-        or whole.dim() < 4
-        or whole.device.type != "cpu"
-        or args[5:]
-        or kwargs.get("return_indices")
-    ):
-        return NotImplemented
-    with boundary.outside():
-        images = whole.flatten(0, -4).contiguous(memory_format=torch.channels_last)
-        # A model may view what was pooled as rows, which channels last do not allow.
-        found = func(images, *args, **kwargs).contiguous()
-        found = found.view(*whole.shape[:-3], *found.shape[-3:])
-    return boundary.lane(found, 0, mode.level)
-
-
-register_physical(_max_pool, F.max_pool2d, torch.max_pool2d)
-
-
 # Dropout on the whole batch, which draws the same numbers as an ordinary pass.
 
 
