@@ -90,3 +90,11 @@ def test_bounds_on_delta_enclose_it_far_out(mu, spread):
         assert gaussian_delta_below(epsilon, mu) <= want <= gaussian_delta_above(epsilon, mu)
         lower, upper = gaussian_delta_bounds(mu, epsilon)
         assert lower <= want <= upper
+
+
+@pytest.mark.parametrize("mu", [1e-8, 1e-12, 1e-300])
+def test_bounds_on_delta_hold_where_rounding_is_all_that_is_left(mu):
+    """δ(−1) is 1 − 1/e up to μ: both factors of the lower end were negative, and it was 1."""
+    found = gaussian_delta_bounds(mu, -1.0)
+    assert found.lower <= -math.expm1(-1.0) <= found.upper
+    assert found.lower > 0.63

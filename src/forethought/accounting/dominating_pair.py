@@ -297,7 +297,7 @@ def gaussian_delta_bounds(distance: float, epsilon: float) -> Bounds:
         log_p, log_q = float(log_ndtr(a)), float(log_ndtr(b))
         gap = epsilon + log_q - log_p  # log of the number that is subtracted from 1
         noise = 16 * EPS * (1 + abs(epsilon) + abs(log_p) + abs(log_q) + a * a + b * b)
-        if math.isfinite(noise):
+        if noise < 0.5:
             value, scale = -math.expm1(min(gap, 0.0)), math.exp(log_p)
             return Bounds(
                 min(1.0, max(0.0, scale * (1 - noise) * (value - noise) - _LEAST)),

@@ -494,10 +494,19 @@ class Store(book.Book):
         return self.reservation(number)
 
     def mark(
-        self, number: int, rounds: int, seen: int | None = None, call: str | None = None, **of: Any
+        self,
+        number: int,
+        rounds: int,
+        *,
+        run: str | None = None,
+        begun: int | None = None,
+        seen: int | None = None,
+        call: str | None = None,
     ) -> None:
-        values = {"rounds": rounds, **without_none(of)}
-        self._change("mark", number, lambda _, it: chain.marked(it, **values), values, seen, call)
+        values = without_none({"rounds": rounds, "run": run, "begun": begun})
+        self._change(
+            "mark", number, lambda _, it: chain.marked(it, rounds, run, begun), values, seen, call
+        )
 
     def settle(
         self, number: int, rounds: int, *, run: str | None = None, seen: int | None = None
