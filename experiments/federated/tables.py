@@ -77,8 +77,9 @@ def varied_cells() -> Iterator[Cell]:
         yield Cell("cifar10", "SN+Linear", 3.0, 1, CLIENTS, f"planned {change}")
     for batch in (60, 125, 500):
         yield Cell("fashion-mnist", "CNN+ReLU", 2.7, 1, CLIENTS, f"paper batch={batch}")
-    for local in (5, 10, 20):
-        yield Cell("mnist", "CNN+ReLU", math.inf, local, CLIENTS, "fedavg shorter=3")
+    for data in ("mnist", "fashion-mnist"):
+        for local in (5, 10, 20):
+            yield Cell(data, "CNN+ReLU", math.inf, local, CLIENTS, "fedavg shorter=3")
 
 
 def finished(path: Path) -> dict[tuple[str, ...], dict[int, Outcome]]:
