@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import io
+import zipfile
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from forethought.data import DataError, load
+from forethought.data.sources import load_records
 
 
 @pytest.fixture
@@ -52,6 +55,31 @@ def test_bytes_are_pixels(save):
     np.testing.assert_array_equal(colour.train.inputs[:, 2], grey.train.inputs[:, 0])
     first = load(save(**dict.fromkeys(("x_train", "x_test"), np.stack([pixels] * 3, 1)), **labels))
     np.testing.assert_array_equal(first.train.inputs, colour.train.inputs)
+
+
+def test_a_file_that_holds_no_such_arrays_is_refused(tmp_path):
+    """As a DataError, not as whatever NumPy makes of it."""
+    np.save(tmp_path / "one.npy", np.eye(3))
+    with zipfile.ZipFile(tmp_path / "text.npz", "w") as made:
+        made.writestr("x.npy", b"abc")
+        made.writestr("y.npy", b"")
+    for name in ("one.npy", "text.npz"):
+        with pytest.raises(DataError, match="expected"):
+            load(f"npz:{tmp_path / name}")
+    with pytest.raises(DataError, match="an array"):
+        load_records(tmp_path / "text.npz")
+    np.testing.assert_array_equal(load_records(tmp_path / "one.npy"), np.eye(3))
+    header = io.BytesIO()
+    large = {"descr": "<f4", "fortran_order": False, "shape": (10**12, 10**6)}
+    np.lib.format.write_array_header_1_0(header, large)
+    (tmp_path / "large.npy").write_bytes(header.getvalue())
+    with pytest.raises(DataError, match="no readable"):
+        load_records(tmp_path / "large.npy")
+
+
+def test_classes_are_a_list_and_no_word(save):
+    with pytest.raises(DataError, match="list of labels"):
+        load(save(x=np.eye(40), y=np.array(["y", "e"] * 20)), classes="yes")
 
 
 def test_kinds_of_labels(save):

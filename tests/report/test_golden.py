@@ -390,7 +390,8 @@ def test_an_epsilon_by_who_sees_what_is_rounded_up() -> None:
     for one in (*federation.clients, *gossip.workers):
         one.epsilon = one.outsider_epsilon = one.epsilon_without_headroom = 2.98712
         one.secure_epsilon = one.network_epsilon = 2.98712
-    for plan, columns in ((federation, 3), (gossip, 4)):
+        one.budget = ft.Budget(2.98712, 1e-5)
+    for plan, columns in ((federation, 4), (gossip, 5)):
         text = written(lambda c, plan=plan: holders.show_plan(c, plan), 200)
         rows = [line for line in text.splitlines() if "2.98" in line]
         assert rows and all(row.count("2.988") == columns for row in rows)

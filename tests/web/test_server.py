@@ -48,6 +48,15 @@ def test_it_listens_on_this_machine_alone(server):
     assert len(server.token) >= 43 and server.address.endswith(f"/#{server.token}")
 
 
+@pytest.mark.parametrize(("error", "told"), [(ConnectionResetError, False), (KeyError, True)])
+def test_a_page_that_is_closed_is_no_error_on_the_terminal(server, capsys, error, told):
+    try:
+        raise error("gone")
+    except error:
+        server.handle_error(None, ("127.0.0.1", 1))
+    assert ("gone" in capsys.readouterr().err) is told
+
+
 def test_the_address_is_printed_whole_on_a_narrow_terminal(monkeypatch, tmp_path):
     def ended(_server):
         raise KeyboardInterrupt

@@ -101,8 +101,7 @@ def loss_and_slope(problem: problems.Problem) -> LossAndSlope:
             return LossAndSlope(partial(_hinge, smoothing), partial(_hinge_slope, smoothing))
         case _:
             raise ValueError(
-                f"the plan is for a loss of one's own, {getattr(problem, 'name', problem)!r}: give "
-                "slope=, its derivative by the output, row by row"
+                f"{getattr(problem, 'name', problem)!r} needs slope=, its derivative, row by row"
             )
 
 
@@ -130,8 +129,7 @@ def _finite(what: str, given: Any) -> Array:
     array = np.asarray(given)
     if array.dtype.kind not in "fiub":
         raise TypeError(
-            f"{what} must be numbers, not an array of dtype {array.dtype}; encode text and "
-            "categories first"
+            f"{what} must be numbers, not of dtype {array.dtype}: encode text and categories first"
         )
     found = np.array(array, dtype=np.float64, order="C")
     if not np.isfinite(found).all():
@@ -466,8 +464,7 @@ def beginning(start: Any | None, weight: Tensor) -> Tensor:
     found = _finite("start", start)
     if found.size != weight.numel():
         raise ValueError(
-            f"start must hold {weight.numel()} finite numbers of shape {tuple(weight.shape)}, not "
-            f"shape {found.shape}"
+            f"start must hold {weight.numel()} numbers, {tuple(weight.shape)}, not {found.shape}"
         )
     return torch.from_numpy(found).reshape(weight.shape)
 

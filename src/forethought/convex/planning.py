@@ -205,16 +205,12 @@ class DescentPlan(Stored):
         privacy = self.privacy
         settle(self, steps=tuple(real("step size", size, above=0) for size in self.steps))
         if len(self.steps) != privacy.rounds:
-            raise ValueError(
-                f"{len(self.steps)} step sizes for {privacy.rounds} rounds: every round takes one "
-                "step"
-            )
+            raise ValueError(f"{len(self.steps)} steps for {privacy.rounds} rounds: one for each")
         if privacy.contribution.kind != "linear-examples" or privacy.clip.rule != "flat":
             raise ValueError("a descent sums linear examples that are clipped flat")
         if privacy.records_per_person > 1:
             raise ValueError(
-                "a descent promises something to single records: drop records_per_person, and ask "
-                "forethought.account for its ε with group="
+                "a descent protects single records: drop records_per_person; account has group="
             )
         if any(part.sampling.kind != "full-batch" for part in privacy.mechanism):
             raise ValueError("a descent takes full batches; for others there is forethought.train")
@@ -416,7 +412,6 @@ def _within(
             return mechanism
         if grow > 1.001:
             raise ArithmeticError(
-                "the certified ε stays above the budget whatever the noise, which is a fault of "
-                "this library: please report it"
+                "the certified ε stays above the budget whatever the noise: please report this"
             )
         grow = 1 + max(1e-12, 10 * (grow - 1))

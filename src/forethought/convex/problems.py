@@ -217,8 +217,7 @@ class LinearRegression(_OfBoundedSlope):
         if self.radius is None:
             if self.l2 == 0:
                 raise ValueError(
-                    "squared error has no bounded gradient without a bound on the weights: give "
-                    "radius= (the ball that they are kept in), or l2= above 0"
+                    "squared error needs a bound on the weights: give radius=, or l2= above 0"
                 )
             settle(self, radius=self.target_bound / math.sqrt(self.l2))
 
@@ -295,9 +294,8 @@ class DeclaredLoss(Problem):
             raise TypeError(f"convex must be true or false, not {self.convex!r}")
         if self.strong_convexity > self.curvature:
             raise ValueError(
-                "the constants contradict each other: a strong convexity of "
-                f"{self.strong_convexity:g} cannot exceed the smoothness, whose part without l2 is "
-                f"{self.curvature:g}"
+                f"a strong convexity of {self.strong_convexity:g} and a curvature of "
+                f"{self.curvature:g} contradict each other"
             )
         if not self.convex and (self.strong_convexity or self.l2):
             raise ValueError(

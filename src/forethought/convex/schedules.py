@@ -63,8 +63,7 @@ def convex(problem: Problem, features: int, radius: float | None = None) -> Sche
     M, R = problem.smoothness, problem.radius if radius is None else radius
     if R is None:
         raise ValueError(
-            "Proposition 3(b) needs the radius of a ball that holds the minimiser: give the "
-            "problem radius=, or l2= above 0 and the schedule strongly_convex"
+            "Proposition 3(b) needs a radius: give the problem one, or l2= and strongly_convex"
         )
     return lambda t: (adaptive_noise.convex_sigma(t, M, R, features), 1 / (2 * M))
 
@@ -79,8 +78,7 @@ def strongly_convex(problem: Problem, features: int, gap: float | None = None) -
     M, mu = problem.smoothness, problem.convexity
     if mu == 0:
         raise ValueError(
-            "Proposition 3(c) needs a strongly convex loss: give the problem l2= above 0, or use "
-            "the schedule convex with a radius"
+            "Proposition 3(c) needs strong convexity: give l2= above 0, or convex and a radius"
         )
     S = problem.loss_at_zero if gap is None else gap
     return lambda t: (adaptive_noise.strongly_convex_sigma(t, M, mu, S, features), 1 / (2 * M))
@@ -147,8 +145,7 @@ def horizon(
             sigma, eta = schedule(t)
         except (TypeError, ValueError, ArithmeticError, LookupError) as error:
             raise ValueError(
-                f"the schedule has no noise and step size for iteration {t}: end it with rounds=, "
-                f"or make it a function of t that returns both ({error})"
+                f"no noise and step size for iteration {t}: give both, or end by rounds= ({error})"
             ) from error
         sigma = real(f"sigma of iteration {t}", sigma, above=0)
         cost = (delta / sigma) * (delta / sigma)  # a power is an error where this is infinite
@@ -166,7 +163,6 @@ def horizon(
         raise ValueError(
             f"the budget pays for no iteration of this schedule: its first noise, {sigma:.4g}, "
             f"against a sensitivity of {delta:.4g} spends ε = {at_most(needed)} at δ = "
-            f"{budget.delta:.3g}, more than {budget.epsilon:g}. Raise ε to that, take more noise, "
-            "or the default schedule, which any budget pays for"
+            f"{at_most(budget.delta)}. Raise ε to that, take more noise, or the default schedule"
         )
     return Horizon(tuple(sigmas), tuple(steps), math.sqrt(spent))

@@ -7,7 +7,6 @@ released first, with noise, and paid for (:attr:`Basis.ranges`); the functions t
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import combinations, product
@@ -16,8 +15,7 @@ from typing import Any, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from forethought.values.checks import real, whole
-from forethought.values.serialisation import build, entries
+from forethought.values.checks import real, settle, whole
 
 Floats = NDArray[np.float32]
 
@@ -70,25 +68,13 @@ def _widened(features: Floats, more: int) -> tuple[Floats, int]:
 
 
 class _Functions:
-    """Features that are added to a table's encoded ones, as a model card stores them."""
+    """Features that are added to a table's encoded ones."""
 
     numbers: tuple[int, ...]
 
-    def to_dict(self) -> dict[str, Any]:
-        """The fields; :meth:`from_dict` reads them back."""
-        return entries(self)
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """The inverse of :meth:`to_dict`.
-
-        Raises:
-            ValueError, TypeError: something else.
-        """
-        given = {**values, "numbers": tuple(values.get("numbers", ()))}
-        if hasattr(cls, "ranges"):
-            given["ranges"] = tuple((low, high) for low, high in given.get("ranges", ()))
-        return build(cls, given)
+    def __post_init__(self) -> None:
+        # A model card has them in lists.
+        settle(self, numbers=tuple(whole("numbers", place, least=0) for place in self.numbers))
 
     def _names(self, titles: tuple[str, ...], pieces: int) -> tuple[str, ...]:
         """Names of the hats of all numbers."""
@@ -131,10 +117,10 @@ class Basis(_Functions):
     ranges: tuple[tuple[float, float], ...] = ()
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not self.numbers or len(set(self.numbers)) != len(self.numbers):
             raise ValueError(f"a basis needs numbers, each once, not {self.numbers!r}")
-        for place in self.numbers:
-            whole("numbers", place, least=0)
+        settle(self, ranges=tuple((low, high) for low, high in self.ranges))
         for name in ("hats", "waves", "seed"):
             whole(name, getattr(self, name), least=0, most=100_000)
         if self.hats == 1:
@@ -144,9 +130,7 @@ class Basis(_Functions):
             raise ValueError(f"{len(self.ranges)} ranges of {len(self.numbers)} numbers")
         for low, high in self.ranges:
             if not -1 <= low < high <= 1:
-                raise ValueError(
-                    f"a range within [-1, 1] has a lower and a higher end: {low, high}"
-                )
+                raise ValueError(f"a range has a lower and a higher end in [-1, 1]: {low, high}")
 
     @property
     def more(self) -> int:
@@ -296,9 +280,8 @@ class Curves(_Functions):
     pairs: bool = False
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         whole("pieces", self.pieces, least=1, most=100)
-        for place in self.numbers:
-            whole("numbers", place, least=0)
         if not isinstance(self.pairs, bool):
             raise TypeError(f"pairs is true or false, not {self.pairs!r}")
 

@@ -7,6 +7,7 @@ import re
 import sys
 import warnings
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date, datetime, timedelta
@@ -28,7 +29,9 @@ from forethought.data.files import (
     spelled,
     written,
 )
-from forethought.values.serialisation import Stored, plain
+from forethought.values.checks import reals, settle
+from forethought.values.serialisation import Stored, build
+from forethought.values.serialisation import entries as fields_of
 
 # A summary of a column of a private table, for its owner only; ``forethought init`` makes it.
 
@@ -227,28 +230,24 @@ class Outside:
     Args:
         clipped: column → number of entries outside its range.
         unknown: column → number of entries that were not declared.
-        missing: column → number of entries that were missing.
         first: number of the first row of the piece that is being read, for messages.
     """
 
-    clipped: dict[str, int] = field(default_factory=dict)
-    unknown: dict[str, int] = field(default_factory=dict)
-    missing: dict[str, int] = field(default_factory=dict)
+    clipped: Counter[str] = field(default_factory=Counter)
+    unknown: Counter[str] = field(default_factory=Counter)
     first: int = 0
-
-    def note(self, kind: dict[str, int], name: str, count: int) -> None:
-        """Add ``count`` to the entry of column ``name`` in one of the three tables."""
-        if count:
-            kind[name] = kind.get(name, 0) + count
 
     def tell(self, where: object, rows: int, remedy: str) -> None:
         """Warn the owner, on their machine, where the declarations do not fit a table."""
-        kinds = (
-            (self.clipped, "outside the declared range, clipped to it"),
-            (self.unknown, "words that are not declared"),
-        )
-        every = ((name, count, what) for kind, what in kinds for name, count in kind.items())
-        found = [f"{name}: {count} of {rows} {what}" for name, count, what in every]
+        kinds = {
+            "outside the declared range, clipped to it": self.clipped,
+            "words that are not declared": self.unknown,
+        }
+        found = [
+            f"{name}: {count} of {rows} {what}"
+            for what, kind in kinds.items()
+            for name, count in (+kind).items()
+        ]
         if found:
             warnings.warn(
                 f"{where}: {'; '.join(found[:10])}. For your eyes only; {remedy}",
@@ -367,6 +366,10 @@ class Column(ABC):
     def to_value(self) -> Any:
         """The declaration as a job file writes it; :func:`column` reads it back."""
 
+    def to_dict(self) -> Any:
+        """The declaration, for an encoder's file."""
+        return self.to_value()
+
     @abstractmethod
     def to_onnx(self, graph: OnnxNodes, name: str) -> Written:
         """The encoding as ONNX, which cannot stop at an invalid entry and marks it instead.
@@ -419,15 +422,12 @@ class Column(ABC):
         if simple is not None:
             return simple[:, None]
         absent = self.absent(entries, getattr(self, "decimal", "."))
-        count = int(absent.sum())
-        if count and self.missing == "refuse" and self._titles(name):
+        if absent.any() and self.missing == "refuse" and self._titles(name):
             row = first + int(absent.arg_true()[0]) + 1
             raise UndeclaredError(
-                f"{where}: found nothing in column {name}, example {row}, and training was not "
-                f"told what that means: give an entry, or train with {name} = "
-                '{…, missing = "middle"} (or "category", or "drop")'
+                f"{where}: found nothing in column {name}, example {row}: give an entry, or train "
+                f'with {name} = {{…, missing = "middle"}} (or "category", or "drop")'
             )
-        outside.note(outside.missing, name, count)
         outside.first = first
         features = self._features(where, name, entries, absent, outside)
         if features and self.missing == "category":
@@ -480,9 +480,9 @@ class Number(Column):
 
     @classmethod
     def declared(cls, value: Any, options: dict[str, Any], common: Common, decimal: str) -> Self:
-        low, high = value
+        low, high = (float(_typed(end, int, float)) for end in value)
         log = _typed(options.pop("log", False), bool)
-        return cls(**common, low=_real(low), high=_real(high), decimal=decimal, log=log)
+        return cls(**common, low=low, high=high, decimal=decimal, log=log)
 
     @classmethod
     def proposed(cls, name: str, seen: Seen) -> tuple[Any, str] | None:
@@ -577,7 +577,7 @@ class Number(Column):
 
     def _scaled(self, name: str, numbers: NDArray[np.float64], outside: Outside) -> Floats:
         inside = np.clip(numbers, self.low, self.high)
-        outside.note(outside.clipped, name, int(((inside != numbers) & ~np.isnan(numbers)).sum()))
+        outside.clipped[name] += int(((inside != numbers) & ~np.isnan(numbers)).sum())
         if self.log:
             inside = np.log1p(inside - self.low)
         middle, half = self.scale
@@ -683,8 +683,8 @@ class Category(Column):
         spelled = written(pl.Series(self.words, dtype=pl.String))
         if not self.words or spelled.n_unique() < len(self.words):
             raise UndeclaredError(
-                f"categories are one or more different words, not {list(self.words)!r}: "
-                '"7" and "7.0" are one, and so are "1" and "true"'
+                "categories are one or more different words, not "
+                f'{list(self.words)!r} ("7" and "7.0" are one)'
             )
         if len(self.words) > MOST_CATEGORIES:
             raise UndeclaredError(
@@ -708,9 +708,8 @@ class Category(Column):
     ) -> Features:
         words = _words(entries, self.words)
         strange = ~words.is_in(list(self.words)) & ~absent
-        count = int(strange.sum())
-        outside.note(outside.unknown, name, count)
-        if count and not (self.other or self.lenient):
+        outside.unknown[name] += int(strange.sum())
+        if strange.any() and not (self.other or self.lenient):
             entry = str(entries[int(strange.arg_true()[0])]).strip()
             raise UndeclaredError(
                 f"{where}: found {_shown(entry)} in column {name}, expected one of "
@@ -807,8 +806,7 @@ class Date(Column):
     def __post_init__(self) -> None:
         if not self.first < self.last:
             raise UndeclaredError(
-                f"a range of days is two days, the earlier one first, not "
-                f"[{self.first}, {self.last}]"
+                f"a range has the earlier one first, not [{self.first}, {self.last}]"
             )
 
     def _titles(self, name: str) -> tuple[str, ...]:
@@ -841,7 +839,7 @@ class Date(Column):
                 f'{name} = {{date = ["{self.first}", "{self.last}"], format = "%d.%m.%Y"}}'
             )
         beyond = ((days < self.first) | (days > self.last)).fill_null(False)
-        outside.note(outside.clipped, name, int(beyond.sum()))
+        outside.clipped[name] += int(beyond.sum())
         number = (days - EPOCH).dt.total_days().cast(pl.Float64).to_numpy()
         low, high = ((day - EPOCH).days for day in (self.first, self.last))
         place = np.clip((2 * number - low - high) / (high - low), -1.0, 1.0)
@@ -952,7 +950,7 @@ def _forms() -> str:
 def _column(value: Any, missing: str, decimal: str) -> Column:
     options = dict(value) if isinstance(value, Mapping) else {}
     policy = options.pop("missing", missing)
-    codes = tuple(_real(code) for code in options.pop("codes", ()))
+    codes = reals("code", options.pop("codes", ()))
     _require_policy(policy)
     if policy == "drop-column":
         return Dropped("category")
@@ -978,10 +976,6 @@ def _typed(value: Any, *kinds: type) -> Any:
     if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
         raise TypeError(value)
     return value
-
-
-def _real(value: Any) -> float:
-    return float(_typed(value, int, float))
 
 
 def _day(value: Any) -> date:
@@ -1153,12 +1147,12 @@ class TableSchema:
         if not self.columns:
             raise UndeclaredError("[data.columns] declares nothing: name every column in it")
         if self.target_range is not None:
-            low, high = self.target_range
-            if not (math.isfinite(low) and math.isfinite(high) and low < high):
-                raise UndeclaredError(
-                    f"target_range is two numbers, the smaller one first, not [{low}, {high}]"
-                )
-            object.__setattr__(self, "target_range", (float(low), float(high)))
+            low, high = map(float, self.target_range)
+            try:
+                Number(low=low, high=high)
+            except UndeclaredError as error:
+                raise UndeclaredError(f"target_range: {error}") from None
+            settle(self, target_range=(low, high))
         self.parsed()
 
     def parsed(self) -> dict[str, Column]:
@@ -1293,16 +1287,15 @@ class Encoder(Stored):
         """
         label = self.label or ""
         entries = frame[label]
-        values = as_numbers(where, label, entries, Number().absent(entries), self.form.decimal)
-        if np.isnan(values).any():
-            row = int(np.isnan(values).argmax())
+        absent = Number().absent(entries)
+        if absent.any():
+            row = int(absent.arg_true()[0])
             raise DataError.unexpected(where, f"no label in example {row + 1}", LABEL_NEEDED)
+        values = as_numbers(where, label, entries, absent, self.form.decimal)
         if self.target_range is None:
             return values.astype(np.float32)
         low, high = self.target_range
-        outside.note(outside.clipped, label, int(((values < low) | (values > high)).sum()))
-        scaled = (np.clip(values, low, high) - (low / 2 + high / 2)) / (high / 2 - low / 2)
-        return np.clip(scaled, -1, 1).astype(np.float32)
+        return Number(low=low, high=high)._scaled(label, values, outside)
 
     def restored(self, outputs: NDArray[np.floating[Any]]) -> NDArray[np.float64]:
         """A regression's outputs in the unit of its targets, clipped to the declared range."""
@@ -1310,25 +1303,22 @@ class Encoder(Stored):
         if self.target_range is None:
             return values
         low, high = self.target_range
-        return np.clip(values * (high / 2 - low / 2) + (low / 2 + high / 2), low, high)
+        middle, half = Number(low=low, high=high).scale
+        return np.clip(values * half + middle, low, high)
 
     def _values(self) -> dict[str, Any]:
-        columns = [[name, kind.to_value()] for name, kind in self.columns]
-        values = plain({name: getattr(self, name) for name in ("label", "classes", "target_range")})
-        rest = {"format": plain(self.form), "multilabel": self.multilabel}
-        rest |= {} if self.basis is None else {"basis": self.basis.to_dict()}
-        return {"columns": columns, **values, **rest}
+        return {"format" if name == "form" else name: v for name, v in fields_of(self).items()}
 
     @classmethod
     def _keys(cls) -> set[str]:
-        return {"columns", "label", "classes", "target_range", "format", "multilabel", "basis"}
+        return super()._keys() - {"form"} | {"format"}
 
     @classmethod
     def _restore(cls, values: dict[str, Any]) -> Self:
         form = TableFormat(**values.pop("format"))
         if values["basis"] is not None:
             kind = Curves if "pieces" in values["basis"] else Basis
-            values["basis"] = kind.from_dict(values["basis"])
+            values["basis"] = build(kind, values["basis"])
         columns = [
             (name, column(name, value, decimal=form.decimal)) for name, value in values["columns"]
         ]

@@ -181,9 +181,8 @@ def share_held_out(holdout: float | None) -> float:
 def cannot_split(examples: int, share: float, where: str = "") -> DataError:
     """The error for a split that would leave one part empty."""
     return DataError(
-        f"{where}{examples} examples cannot be split with holdout {share}: one part would be "
-        "empty. Each record falls on its side by a hash of its own; choose another holdout, "
-        "or give a test file"
+        f"{where}{examples} examples cannot be split with holdout {share}: by their hashes one "
+        "part would be empty. Choose another holdout, or give a test file"
     )
 
 
@@ -406,7 +405,7 @@ def _called(label: Any) -> str:
 
 
 # Words for a label that a record has, and for one that it has not.
-_HAS, _HAS_NOT = ("1", "yes", "y", "t"), ("0", "no", "n", "f")
+_LABELS = {"1": 1.0, "yes": 1.0, "y": 1.0, "t": 1.0, "0": 0.0, "no": 0.0, "n": 0.0, "f": 0.0}
 
 
 def label_column(where: str, name: str, entries: Sequence[str] | pl.Series) -> NDArray[np.float32]:
@@ -418,9 +417,8 @@ def label_column(where: str, name: str, entries: Sequence[str] | pl.Series) -> N
     Raises:
         DataError: any other entry, a missing one included; the message names the record.
     """
-    known = {**dict.fromkeys(_HAS, 1.0), **dict.fromkeys(_HAS_NOT, 0.0)}
     words = written(pl.Series(entries)).fill_null("").to_list()
-    found = [known.get(word.lower()) for word in words]
+    found = [_LABELS.get(word.lower()) for word in words]
     if None in found:
         row = found.index(None)
         raise DataError.unexpected(
@@ -511,14 +509,12 @@ def of_persons(
         names = persons.tolist() if hasattr(persons, "tolist") else list(persons)
     except (TypeError, ValueError, RuntimeError) as error:
         raise DataError(
-            "inputs and targets are arrays of numbers, with whole numbers from 0 as classes, and "
-            f"persons a name or number a row: {error}"
+            f"inputs and targets are arrays of numbers, persons a name or number a row: {error}"
         ) from error
     labels = values.dtype.kind in "iub"
     if labels and values.ndim != 1:
         raise DataError(
-            f"whole numbers as targets are classes, one a row, not of shape {values.shape}: give "
-            "targets.ravel(), or floats for several values a row"
+            f"classes are one a row, not of shape {values.shape}: give targets.ravel(), or floats"
         )
     rows = Split(given, values.astype(np.int64) if labels else values)
     if len(rows.inputs) != len(rows):

@@ -84,8 +84,7 @@ def find(name: str, files: Iterable[str], folder: Path | None) -> Path:
     """
     if folder is None:
         raise DataError(
-            f"{name}: no data folder. Name one with folder=, --data-dir, folder in the job file, "
-            f"or the environment variable {FOLDER_VARIABLE}"
+            f"{name}: no data folder: give folder (in a job, too), --data-dir or {FOLDER_VARIABLE}"
         )
     wanted, places = tuple(files), (folder / name, folder)
     for found in (place / file for place in places for file in wanted):
@@ -115,8 +114,7 @@ def resolve(path: str, folder: Path | str | None) -> Path:
     found = next(filter(Path.is_file, tried), None)
     if found is None and not given.is_absolute() and not given.is_dir():
         raise DataError(
-            f"no file {' or '.join(map(str, tried))}: a relative path is looked for in --data-dir, "
-            "or folder under [data], and in the working folder"
+            f"no file {' or '.join(map(str, tried))} in --data-dir, [data] folder or working folder"
         )
     return found or required(given)
 
@@ -283,15 +281,13 @@ class TableFormat:
             raise DataError(f"separator = {self.separator!r}: one character, such as ';' or '\\t'")
         if self.decimal not in (".", ",") or self.decimal == self.separator:
             raise DataError(
-                f"decimal = {self.decimal!r} with separator {self.separator!r}: decimal is '.' or "
-                "',', and not the separator"
+                f"decimal is '.' or ',', and not the separator {self.separator!r}: {self.decimal!r}"
             )
         try:
             "".encode(self.encoding)  # raises for a codec of bytes as well, such as base64
         except (LookupError, ValueError):
             raise DataError(
-                f"encoding = {self.encoding!r} is not known: such as 'utf-8', 'latin-1', 'cp1252' "
-                "or 'utf-16'"
+                f"encoding = {self.encoding!r} is not known: such as 'utf-8', 'latin-1', 'utf-16'"
             ) from None
         if self.comment is not None and not self.comment:
             raise DataError("comment is what a comment line starts with, such as '#'")
@@ -317,8 +313,7 @@ def distinct(where: Path | str, entries: pl.Series) -> pl.Series:
     bits = _BITS.get(type(entries.dtype), 53)
     if entries.dtype.is_float() and ((entries.abs() >= 2.0**bits) & entries.is_finite()).any():
         raise DataError(
-            f"{where}: column {entries.name} has numbers beyond 2^{bits} as floats, which cannot "
-            "tell them apart: give the column as text"
+            f"{where}: floats beyond 2^{bits} are not told apart: give {entries.name} as text"
         )
     return entries
 

@@ -63,7 +63,7 @@ def load_npz(
         DataError: a damaged file, missing arrays, different lengths, features that are not finite,
             or labels that are not one number or word an example.
     """
-    arrays = _archive(path)
+    arrays = _arrays(path)
     wanted = wanted_arrays(path, arrays)
     targets = [_targets(path, key, arrays, declared.task == "multilabel") for key in wanted[1::2]]
     raw, labels = targets[0], None
@@ -123,20 +123,12 @@ def load_records(path: Path) -> NDArray[np.float32]:
     Raises:
         DataError: no such file or array, or numbers that are not finite.
     """
-    required(path)
-    if path.suffix.lower() == ".npy":
-        try:
-            inputs = np.load(path, allow_pickle=False)
-        except (*DAMAGE, ValueError) as error:
-            raise DataError.unexpected(path, f"no readable array ({error})", "numbers") from error
-    else:
-        arrays = _archive(path)
-        key = "x_test" if "x_test" in arrays else "x"
-        if key not in arrays:
-            found = f"the arrays {', '.join(arrays) or 'of none'}"
-            raise DataError.unexpected(path, found, "x_test or x")
-        inputs = arrays[key]
-    return array_inputs(str(path), inputs)
+    arrays = _arrays(required(path))
+    key = "x_test" if "x_test" in arrays else "x"
+    if key not in arrays:
+        found = f"the arrays {', '.join(arrays) or 'of none'}"
+        raise DataError.unexpected(path, found, "x_test or x")
+    return array_inputs(str(path), arrays[key])
 
 
 def shape_read(shape: tuple[int, ...], dtype: np.dtype[Any]) -> tuple[int, ...]:
@@ -179,14 +171,19 @@ def _persons(path: Path, key: str, arrays: dict[str, NDArray[Any]], examples: in
 BROKEN = (*DAMAGE, zipfile.BadZipFile, RuntimeError, MemoryError, tokenize.TokenError)
 
 
-def _archive(path: Path) -> dict[str, NDArray[Any]]:
+def _arrays(path: Path) -> dict[str, NDArray[Any]]:
+    """The arrays of an archive; a single one, as in .npy, is called ``x``."""
     try:
-        with np.load(path, allow_pickle=False) as archive:
-            return dict(archive)
-    except (*BROKEN, ValueError, AttributeError) as error:
-        raise DataError.unexpected(
-            path, f"no readable archive of plain arrays ({error})", "a .npz file without objects"
-        ) from error
+        with path.open("rb") as file:
+            held = np.load(file, allow_pickle=False)
+            arrays = {"x": held} if isinstance(held, np.ndarray) else dict(held)
+    except (*BROKEN, ValueError) as error:
+        found = f"no readable archive of plain arrays ({error})"
+        raise DataError.unexpected(path, found, "arrays without objects") from error
+    for name, one in arrays.items():
+        if not isinstance(one, np.ndarray):
+            raise DataError.unexpected(f"{path}, {name}", "something else", "an array")
+    return arrays
 
 
 def array_inputs(where: str, inputs: NDArray[Any]) -> NDArray[np.float32]:
@@ -604,6 +601,7 @@ def load(
             task == "multilabel" and kind == "svmlight"
         ),
         "person= goes without test= and site=": person and (tested or site is not None),
+        "classes= is a list of labels": isinstance(classes, str),
     }
     for words, found in refused.items():
         if found:
@@ -613,15 +611,9 @@ def load(
         file = resolve(path, folder)
         init = f"forethought init {file.name} writes"
         if labels and schema is None:
-            raise DataError(
-                f"{source}: several labels go with declared columns: {init} [data.columns] for you "
-                "to correct"
-            )
+            raise DataError(f"{source}: several labels go with declared columns: {init} them")
         if schema is None and kind in ("parquet", "excel"):
-            raise DataError(
-                f"{source}: declare the columns of a Parquet or Excel file in [data.columns]; "
-                f"{init} the table for you to correct"
-            )
+            raise DataError(f"{source}: declare the columns in [data.columns]: {init} them")
         if kind == "npz":
             dataset = load_npz(source, file, holdout, declared, split_by)
         elif kind == "svmlight":

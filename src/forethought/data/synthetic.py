@@ -74,8 +74,7 @@ def like(
             kind = "smooth random images, shifted and noised"
         case _:
             raise ValueError(
-                f"shape must be (features,) or, of classes, (channels, height, width), not "
-                f"{tuple(shape)}"
+                f"shape must be (features,) or, of classes, (channels, height, width), not {sides}"
             )
     return Dataset(
         "synthetic",
@@ -240,8 +239,7 @@ def shares(
         if all(len(part) for part in parts):
             return [np.sort(part).astype(np.int64) for part in parts]
     raise DataError(
-        f"{how!r} left a client of {clients} without a record in {_TRIES} deals of "
-        f"{len(labels)} records: take fewer clients or a milder skew"
+        f"{how!r} left a client without a record in {_TRIES} deals: take fewer, or a milder skew"
     )
 
 
@@ -295,8 +293,7 @@ def _by_column(
     kinds = np.unique(entries)
     if clients is not None and clients != len(kinds):
         raise DataError(
-            f"the column has {len(kinds)} different entries, which makes as many clients: leave "
-            f"the number of clients ({clients}) out"
+            f"the column makes {len(kinds)} clients: leave the number of clients ({clients}) out"
         )
     return [np.flatnonzero(entries == kind).astype(np.int64) for kind in kinds]
 

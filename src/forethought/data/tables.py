@@ -93,8 +93,7 @@ def require_text(path: Path, content: bytes) -> str:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise DataError(
-            f"{path} is no UTF-8 text (byte {error.start} does not fit): save it as CSV in UTF-8, "
-            "which spreadsheets call 'CSV UTF-8'"
+            f"{path} is no UTF-8 text (byte {error.start} does not fit): save it as 'CSV UTF-8'"
         ) from None
     if "\0" in text:
         raise DataError.unexpected(path, "a zero byte", "text")
@@ -107,8 +106,7 @@ def unknown_column(path: Path, names: list[str], wanted: str, purpose: str) -> D
     for separator, word in _SEPARATORS.items():
         if separator in line and wanted in (part.strip() for part in line.split(separator)):
             return DataError(
-                f"{path}: its entries are separated by {word}, not by commas: save it with commas "
-                "(and decimal points)"
+                f"{path}: separated by {word}, not by commas: save it with them, and decimal points"
             )
     shown = ", ".join(names[:20])
     hint = ""
@@ -137,8 +135,7 @@ def require_words(path: Path, name: str, words: list[str]) -> None:
     """
     if not any(words):
         raise DataError(
-            f"{path}: column {name or 'without a name'} is empty: remove it (a comma at the end of "
-            "each line makes one)"
+            f"{path}: column {name!r} is empty: remove it (a comma at the end of each line?)"
         )
     if len(words) < 3:
         return
@@ -159,17 +156,14 @@ def require_small(path: Path, name: str, numbers: NDArray[np.float32]) -> None:
     others = numbers[numbers != low] if float(low) in CODES else numbers[:0]
     coded = bool(len(others)) and others.min() >= 0
     large = (np.abs(numbers) > LARGE).any() and np.isfinite(numbers).all()
-    if large and coded:
-        raise DataError(
-            f"{path}: column {name} holds {low:g} and nothing else below 0: if that stands for "
-            f"a missing value, say so under [data.columns]: {name} = {{range = [0, 100], missing = "
-            f'"middle", codes = [{low:g}]}} with its true range'
-        )
     if large:
+        found, such = f"numbers beyond {LARGE:g}", "[0, 1000]"
+        if coded:  # which may stand for a missing value
+            found = f"{low:g} and nothing else below 0"
+            such = f'{{range = [0, 1000], missing = "middle", codes = [{low:g}]}}'
         raise DataError(
-            f"{path}: column {name} holds numbers beyond {LARGE:g}: declare its range under "
-            f"[data.columns], such as {name} = [0, 1000], so that it is scaled without a look at "
-            f'the data, or {name} = "drop". forethought init {path.name} writes the whole table'
+            f"{path}: column {name} holds {found}: declare its range under [data.columns], such as "
+            f'{name} = {such}, or {name} = "drop". forethought init {path.name} writes them all'
         )
     if coded and (others != others[0]).any():
         warnings.warn(
@@ -267,11 +261,9 @@ class _Text:
                 texts = frame[name].str.strip_chars().unique().sort()
                 found |= zip(written(texts), texts, strict=True)
                 if len(found) > MOST_CATEGORIES:
-                    raise DataError.unexpected(
-                        self.path,
-                        f"more than {MOST_CATEGORIES} different words in column {name}",
-                        "numbers, or fewer categories: drop a column of identifiers",
-                    )
+                    many = f"more than {MOST_CATEGORIES} different words in column {name}"
+                    wanted = "numbers, or fewer categories: drop a column of identifiers"
+                    raise DataError.unexpected(self.path, many, wanted)
             if not words and numeric:
                 break
         columns: dict[str, Column] = dict.fromkeys(numeric, PlainNumber())
@@ -579,16 +571,14 @@ def _declared(
     """
     if declared.classes is None and declared.task not in ("regression", "multilabel"):
         raise UndeclaredError(
-            f'{path}: with declared columns the target is declared as well: classes = ["no", '
-            '"yes"], or task = "regression" with target_range = [low, high], or task = '
-            '"multilabel" with a list of columns as label'
+            f'{path}: declare the target: classes = ["no", "yes"], or task = "regression" with '
+            'target_range = [low, high], or task = "multilabel" with a list of columns as label'
         )
     if declared.task != "regression" and schema.target_range is not None:
         raise UndeclaredError(f"{path}: target_range goes with a regression, not with classes")
     if declared.task == "regression" and schema.target_range is None:
         raise UndeclaredError(
-            f"{path}: a regression on a declared table needs target_range = [low, high]: targets "
-            "are scaled by it, and no record decides it"
+            f"{path}: a regression needs target_range = [low, high], which scales its targets"
         )
     if schema.person is not None:
         aside = replace(aside, person=schema.person, split_by=aside.split_by or schema.person)
@@ -598,8 +588,7 @@ def _declared(
     for name, purpose in roles:
         if name in columns and columns[name].titles(name):
             raise UndeclaredError(
-                f"{path}: {name!r} is {purpose} and a feature at once: take it out of "
-                "[data.columns]"
+                f"{path}: {name!r} is {purpose} and a feature at once: drop it in [data.columns]"
             )
     if {*aside.targets} & {aside.person, aside.site}:
         raise UndeclaredError(f"{path}: {aside.label!r} is the label and the person at once")

@@ -103,7 +103,7 @@ class RangeScaler(OneToOneFeatureMixin, TransformerMixin, _TakesSparseRows):
         empty = np.flatnonzero(self._half <= 0)
         if len(empty):
             raise ValueError(
-                f"lower must be below upper in every column; in column {empty[0]} they are "
+                f"lower must be below upper: in column {empty[0]} they are "
                 f"{ends[0][empty[0]]:g} and {ends[1][empty[0]]:g}"
             )
         self.feature_bound_ = float(np.sqrt(X.shape[1]))
@@ -122,8 +122,7 @@ class RangeScaler(OneToOneFeatureMixin, TransformerMixin, _TakesSparseRows):
         if sparse.issparse(X):
             if self._centre.any():
                 raise ValueError(
-                    "sparse rows would be filled by ranges that are not centred at 0: declare "
-                    "lower = -upper, or give dense rows"
+                    "sparse rows need ranges centred at 0: lower = -upper; or give dense rows"
                 )
             X.data = np.clip(X.data / self._half[X.indices], -1, 1).astype(X.dtype)
             return X
@@ -409,8 +408,7 @@ def target_range(declared: Any) -> tuple[float, float]:
         low, high = (float(end) for end in declared)
     except (TypeError, ValueError) as error:
         raise TypeError(
-            f"target_range must be a pair (lowest, highest), not {declared!r}: what targets there "
-            "are is private, so their range is declared"
+            f"target_range must be a pair (lowest, highest) that you declare, not {declared!r}"
         ) from error
     if not (math.isfinite(low) and math.isfinite(high) and low < high):
         raise ValueError(f"target_range must rise from one finite number to another: {declared!r}")
@@ -432,8 +430,7 @@ def seeds(random_state: Any) -> tuple[Seeds, int | None]:
 
 WEIGHTS = (
     "sample_weight is refused: a record of weight w may move the sum w times as far as the "
-    "guarantee allows for, and weights that follow from the data are a release of their own. Drop "
-    "it; to count groups apart, fit each with a budget of its own"
+    "guarantee allows for. Drop it; to count groups apart, fit each with a budget of its own"
 )
 
 
@@ -518,9 +515,8 @@ class PrivateEstimator(_TakesSparseRows):
             return Budget(self.epsilon, self.delta)
         if self.adjacency == "add-or-remove":
             raise ValueError(
-                "delta is missing: under add-or-remove the number of records is private, so no "
-                "default can follow from it. Give delta, well below one over the number of "
-                "records, or use adjacency='zero-out', under which that number is public"
+                "delta is missing: under add-or-remove no default can follow from the number of "
+                "records, which is private. Give delta, or use adjacency='zero-out'"
             )
         return Budget(self.epsilon, default_delta(examples))
 

@@ -180,9 +180,8 @@ def draw_noise(plan: Plan, path: Path) -> Path | None:
     kinds = [Rounds(1.0, part.count, one, part.clipping, groups=part.groups) for one in samplings]
     given = plan.mechanism.adjacency, budget, plan.records_per_person
     sigmas = np.array([noise_of(kind, *given) for kind in kinds])
-    figure, axes = new_axes(
-        f"Noise for ε = {budget.epsilon:g} in {part.count:,} rounds", "batch", "σ, and σ a record"
-    )
+    title = f"Noise for ε = {at_most(budget.epsilon)} in {part.count:,} rounds"
+    figure, axes = new_axes(title, "batch", "σ, and σ a record")
     axes.loglog(batches, sigmas, color=BLUE, linewidth=1.8, label="noise multiplier σ")
     relative = sigmas / batches
     axes.loglog(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from operator import attrgetter
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -49,7 +50,7 @@ def show_agreed(console: Console, agreed: Federation | Gossip) -> None:
         "batch": lambda row: _batch(row[1]),
         **own,
         "noise σ": "{0[1].mechanism.rounds[0].noise_multiplier:.4g}",
-        "ε planned": lambda row: "" if row[1].budget is None else f"{row[1].budget.epsilon:g}",
+        "ε planned": lambda row: _spent(row[1].budget and row[1].budget.epsilon),
     }
     members = agreed.members
     rows = [(member.name, agreed.plans[member.plan]) for member in members[:SHOWN]]
@@ -93,9 +94,9 @@ def _show_federation_plan(console: Console, plan: FederatedPlan) -> None:
         f"{federation.rounds:,} rounds of {local_words(federation.local_rounds)} local ones"
     )
     console.print(figures(plan.clients[:SHOWN], clients, title=title))
-    seen = {
+    seen: dict[str, Any] = {
         "client": "{0.name}",
-        "budget": "{0.budget.epsilon:.4g}",
+        "budget": _bound("budget.epsilon"),
         "server": _bound("epsilon"),
         "secure server": _bound("secure_epsilon"),
         "outsider": _bound("outsider_epsilon"),
@@ -132,7 +133,7 @@ def _show_gossip_plan(console: Console, plan: GossipPlan) -> None:
     console.print(figures(plan.workers[:SHOWN], workers, title=title))
     seen: dict[str, Any] = {
         "worker": "{0.name}",
-        "budget": "{0.budget.epsilon:.4g}",
+        "budget": _bound("budget.epsilon"),
         "neighbours": _bound("epsilon"),
         "of R rounds": _bound("epsilon_without_headroom"),
         "outsider": _bound("outsider_epsilon"),
@@ -160,7 +161,8 @@ def _show_gossip_plan(console: Console, plan: GossipPlan) -> None:
 
 def _bound(name: str) -> Any:
     """A cell with an ε of a row, rounded up; a dash where there is none."""
-    return lambda row: "–" if (value := getattr(row, name)) is None else at_most(value)
+    of = attrgetter(name)
+    return lambda row: "–" if (value := of(row)) is None else at_most(value)
 
 
 def _more(console: Console, rows: int) -> None:
@@ -228,7 +230,7 @@ def show_simulated(console: Console, summary: Mapping[str, Any]) -> None:
         what: "{0[name]}",
         "rounds": "{0[rounds]}",
         "ε spent": lambda row: _spent(row["epsilon"]),
-        "of a budget of": lambda row: "" if row["budget"] is None else f"{row['budget']:g}",
+        "of a budget of": lambda row: _spent(row["budget"]),
         "accuracy": lambda row: "" if row["accuracy"] is None else f"{row['accuracy']:.1%}",
         "busy, virtual s": "{0[busy]:.1f}",
     }

@@ -491,10 +491,8 @@ def report_page(summary: RunSummary) -> str:
         body += ["<h2>How it went</h2>", f'<div class="charts">{"".join(pictures)}</div>']
     body += ["<h2>The plan</h2>", _table(("", ""), plan_rows(summary.plan), head=False)]
     if summary.too_wide:
-        body += [
-            "<h3>Ranges much wider than need be</h3>",
-            _list(f"{t}." for t in summary.too_wide),
-        ]
+        wide = _list(f"{one}." for one in summary.too_wide)
+        body += ["<h3>Ranges much wider than need be</h3>", wide]
     body += ["<h2>The promise</h2>", f"<p>{escape(third)}</p>"]
     body += ["<h3>Not covered</h3>", _list(f"{text}." for text in s.not_covered)]
     body.append(
@@ -810,8 +808,7 @@ def print_pdf(page: Path, pdf: Path) -> Path:
     program = browser()
     if program is None:
         raise PrintingError(
-            f"no browser found that prints by itself (looked for {', '.join(BROWSERS[:3])}, …): "
-            f"install chromium, or open {page} in yours and print it to a file"
+            f"no browser that prints by itself: install chromium, or print {page} from yours"
         )
     with tempfile.TemporaryDirectory() as folder:
         made = Path(folder) / "page.pdf"

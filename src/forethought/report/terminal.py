@@ -400,14 +400,9 @@ def show_unfinished(console: Console, run: UnfinishedRun) -> None:
 
 def _recorded(last: Mapping[str, float]) -> str:
     """A row of metrics.csv in a few digits: ε rounded up, counts as whole numbers."""
-    shown = {
-        name: f"{value:,.0f}"
-        if value % 1 == 0
-        else at_most(value)
-        if name == "epsilon"
-        else f"{value:.4g}"
-        for name, value in last.items()
-    }
+    shown = {name: f"{v:,.0f}" if v % 1 == 0 else f"{v:.4g}" for name, v in last.items()}
+    if "epsilon" in last:
+        shown["epsilon"] = at_most(last["epsilon"])
     return ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in shown.items())
 
 

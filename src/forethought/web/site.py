@@ -15,12 +15,12 @@ The page can start with a job's numbers. It saves files: a plan, or a job with t
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import hmac
 import json
 import re
 import secrets
+import sys
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -64,8 +64,7 @@ class Place:
         """
         if not _NAME.fullmatch(name):
             raise SettingError(
-                f"a file's name is letters, digits, - and _, then .json for a plan or .toml for a "
-                f"job, not {name!r}"
+                f"a file's name is letters, digits, - and _, then .json or .toml, not {name!r}"
             )
         plain = name.endswith(".toml")
         text = self._job(settings) if plain else settings.plan(self.loaded).to_json() + "\n"
@@ -165,6 +164,11 @@ class PlannerServer(ThreadingHTTPServer):
         """The address to open in a browser; it holds the token."""
         return f"http://{HOST}:{self.server_address[1]}/#{self.token}"
 
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Report an error on the terminal, unless the page was only closed meanwhile."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
+
     @cached_property
     def names(self) -> frozenset[str]:
         """The allowed values of a Host header."""
@@ -260,8 +264,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the page was closed
-            self.wfile.write(body)
+        self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:
         """Log nothing, so that the terminal stays free for the user."""
