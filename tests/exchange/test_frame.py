@@ -282,10 +282,12 @@ def test_other_precision_and_other_payloads() -> None:
         (good[:5], "cut off"),
         (b"f" + struct.pack("<Q", 2**62) + bytes(8), "not there"),
         (good[:-4], "not there"),
-        (b"f" + struct.pack("<Q", D - 1) + good[9:], "4 bytes follow"),
+        (b"f" + struct.pack("<Q", D - 1) + good[9:], "4 entries"),
     ):
         with pytest.raises(DecodeError, match=match):
             SERVICE.open(signed_again(payload))
+    with pytest.raises(DecodeError, match="4 bytes follow"):
+        decode(Update, encode(update()) + bytes(4))
     with pytest.raises(DecodeError, match="no text"):
         text = b"s" + struct.pack("<Q", 2) + b"\xff\xff"
         SERVICE.open(signed_again(text, kind=3))

@@ -23,6 +23,7 @@ from forethought.exchange.storage import (
     Returned,
     ServerJournal,
     ServerSnapshot,
+    counted,
 )
 from trials.storage import CrashError, MemoryStorage
 
@@ -112,6 +113,20 @@ def test_what_was_acknowledged_takes_no_room() -> None:
     assert (state.updates, state.acknowledged, len(state.state)) == (40, 39, 2_000_000)
     with pytest.raises(LedgerError, match="another content"):
         opened(storage).commit(release(3, value=9.0))
+
+
+def test_counting_a_ledger_leaves_what_another_process_is_writing() -> None:
+    storage = MemoryStorage()
+    ledger = opened(storage)
+    ledger.commit(release(0))
+    before = storage.contents()["ledger"]
+    ledger.commit(release(1))
+    whole = storage.contents()["ledger"]
+    storage.replace("ledger", whole[: len(before) + 60])  # the second record is being written
+    assert counted(storage) == [2]
+    storage.append("ledger", whole[len(before) + 60 :])
+    assert counted(storage) == [2, 4]
+    assert opened(storage).read().updates == 2
 
 
 @settings(max_examples=150, deadline=None)

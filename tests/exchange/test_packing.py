@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import struct
+import tracemalloc
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -16,6 +19,7 @@ from forethought.exchange.messages import (
     DecodeError,
     decode,
     encode,
+    judged,
     pack,
     rounded,
     unpack,
@@ -77,6 +81,22 @@ def _said(vector):
 def test_what_is_no_vector_is_refused(form, length, content, says):
     with pytest.raises(ValueError, match=says):
         unpack(form, length, content)
+
+
+def test_a_sparse_vector_of_another_length_is_refused_before_it_is_made():
+    """Its bytes fit into a frame of the model's; written out it takes 128 times the model's."""
+    count = 5000
+    packed = (128 * np.arange(count)).astype("<u4").tobytes() + np.ones(count, "<f4").tobytes()
+    said = encode(Weights(1, 2, 3, 4, -1, np.zeros(0, np.float32)))
+    at = said.index(b"p")
+    lengths = b"p%bz%b" % (struct.pack("<Q", 128 * count), struct.pack("<Q", len(packed)))
+    payload = said[:at] + lengths + packed + said[at + 18 :]
+    assert len(decode(Weights, payload).vector) == 128 * count
+    tracemalloc.start()
+    with pytest.raises(DecodeError, match="has 640000 entries"):
+        judged(64, payload, count, lambda message: 1e9)
+    assert tracemalloc.get_traced_memory()[1] < 20 * count
+    tracemalloc.stop()
 
 
 @settings(max_examples=200, deadline=None)

@@ -6,7 +6,10 @@ from pathlib import Path
 
 import pytest
 from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from cryptography.hazmat.primitives.serialization import Encoding
 
 from forethought.exchange.keys import (
     CONNECTION,
@@ -116,6 +119,24 @@ def test_names(name: str, roster: Roster) -> None:
 def test_keys_under_which_anybody_could_sign_are_refused(weak: str) -> None:
     with pytest.raises(RosterError, match="key of a"):
         Identity("a", weak, "")
+
+
+def test_a_certificate_that_is_cut_or_of_another_kind_is_refused(roster: Roster) -> None:
+    """Below TLS 1.3 there is a cipher for RSA, so that no certificate may be of it."""
+    one = roster.server
+    with pytest.raises(RosterError, match="certificate of server"):
+        Identity(one.name, one.public_key, one.certificate[:200])
+    key = rsa.generate_private_key(65537, 2048)
+    certificate = x509.load_pem_x509_certificate(one.certificate.encode())
+    made = (
+        x509.CertificateBuilder(certificate.issuer, certificate.subject, key.public_key())
+        .serial_number(1)
+        .not_valid_before(certificate.not_valid_before_utc)
+        .not_valid_after(certificate.not_valid_after_utc)
+        .sign(key, hashes.SHA256())
+    )
+    with pytest.raises(RosterError, match="certificate of server"):
+        Identity(one.name, one.public_key, made.public_bytes(Encoding.PEM).decode())
 
 
 def test_such_a_key_really_is_weak() -> None:

@@ -260,6 +260,27 @@ def test_a_neighbour_that_lives_and_says_nothing_holds_nobody_who_comes_back():
     assert driver.drove.counts["silent"] == 1
 
 
+def test_of_what_one_neighbour_sends_a_bounded_number_waits():
+    """Until all neighbours are met nothing is handled: one could fill the memory meanwhile."""
+    agreed, board = gossip(workers=3, rounds=50), Switchboard(3)
+
+    class Flooded(MemoryLinks):
+        def start(self, deliver):
+            super().start(deliver)
+            for _ in range(5000):
+                deliver(Arrived(1, None))
+            deliver(Arrived(2, None))
+
+    board.deliver[1] = board.deliver[2] = lambda came: None
+    machine = Recorded(worker(agreed, 0, vector()))
+    pace = Pace(exchange=0.002, answer=0.1, linger=0.1)
+    driver = WorkerDriver(machine, agreed, 0, Flooded(board, 0), toward(1), pace=pace)
+    until = time.monotonic() + 300
+    driver.run(lambda: machine.updates >= 2 or time.monotonic() > until)
+    alarms = [text for _, text in driver.drove.alarms]
+    assert driver.drove.counts["stranger"] < 100 and "worker 2" in alarms[-1]
+
+
 # A neighbour's signatures on its counts, as links hand them over.
 SIGNED = {count: bytes([count]) * PROOF_BYTES for count in (3, 5)}
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives import serialization as form
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -94,6 +94,13 @@ class Identity(Stored):
             Ed25519PublicKey.from_public_bytes(raw)
         except (ValueError, TypeError) as error:
             raise RosterError(f"the public key of {self.name}: {error}") from None
+        try:
+            shown = x509.load_pem_x509_certificate(self.certificate.encode()).public_key()
+        except (ValueError, AttributeError, UnsupportedAlgorithm) as error:
+            raise RosterError(f"the certificate of {self.name} is damaged: {error}") from None
+        # An RSA certificate could be shown below TLS 1.3: see forethought.holders.grpc.
+        if not isinstance(shown, ec.EllipticCurvePublicKey):
+            raise RosterError(f"the certificate of {self.name} is not one that keys were made with")
 
 
 _Agreed = TypeVar("_Agreed", bound="Agreement")

@@ -145,7 +145,12 @@ def register(number: int, kind: type) -> None:
     KINDS[number] = kind
 
 
-# Encoding of messages and journal entries, and lossless compression of vectors.
+def number_of(value: object, kinds: Mapping[int, type], what: str) -> int:
+    """The number of a value's class. Raises ValueError: the class is not registered."""
+    for number, kind in kinds.items():
+        if type(value) is kind:
+            return number
+    raise ValueError(f"{type(value).__name__} is no registered {what}")
 
 
 # Vectors that compress: the lower half of every number is zero, or most numbers are zero.
@@ -232,6 +237,7 @@ def widened(halves: NDArray[Any]) -> Vector:
 
 _NUMBER, _LENGTH = struct.Struct("<q"), struct.Struct("<Q")
 _DTYPES: dict[str, np.dtype[Any]] = {"float32": _FLOAT, "packed": _FLOAT, "int64": np.dtype("<i8")}
+_FLOATS = ("float32", "packed")
 # First byte of a field: its type, so that a vector of another precision is recognised.
 _TAGS = {"int": b"i", "str": b"s", "bytes": b"b", "float32": b"f", "packed": b"p", "int64": b"l"}
 _NAMES = {tag[0]: name for name, tag in _TAGS.items()}
@@ -327,17 +333,23 @@ def parts_of(value: Any, skip: tuple[str, ...] = ()) -> list[bytes | memoryview]
     return parts
 
 
-def decode(kind: type, payload: bytes | memoryview, given: Mapping[str, int] | None = None) -> Any:
+def decode(
+    kind: type,
+    payload: bytes | memoryview,
+    given: Mapping[str, int] | None = None,
+    parameters: int | None = None,
+) -> Any:
     """The inverse of :func:`encode`.
 
     Args:
         given: values of the fields that are not in the payload.
+        parameters: length of every float32 vector, checked before it is made; None: any length.
 
     Raises:
         DecodeError: the bytes are not exactly one such message.
     """
     known: dict[str, Any] = dict(given or {})
-    content, later = _Content(payload), getattr(kind, "LATER", "")
+    content, later = _Content(payload, parameters), getattr(kind, "LATER", "")
     for name, type_ in layout(kind):
         if name in known or (name == later and not content.left):
             continue
@@ -352,30 +364,34 @@ def decode(kind: type, payload: bytes | memoryview, given: Mapping[str, int] | N
 class _Content:
     """A reader of bytes, from their beginning to their end."""
 
-    def __init__(self, payload: bytes | memoryview) -> None:
-        self._view, self._at = memoryview(payload), 0
+    def __init__(self, payload: bytes | memoryview, parameters: int | None) -> None:
+        self._rest, self._parameters = memoryview(payload), parameters
 
     @property
     def left(self) -> int:
         """Number of bytes that were not read yet."""
-        return len(self._view) - self._at
+        return len(self._rest)
 
     def field(self, type_: str, what: str) -> Any:
         """The value of the next field; ``what`` names the field in error messages."""
-        tag = bytes(self._view[self._at : self._at + 1])
+        tag = bytes(self._rest[:1])
         if tag != _TAGS[type_]:
             found = _NAMES.get(tag[0], "something else") if tag else "nothing"
             raise DecodeError(f"{what} is {type_}, here is {found}")
-        self._at += 1
+        self._take(1, what)
         if type_ == "int":
             return self._number(_NUMBER, what)
         length = self._number(_LENGTH, what)
         if type_ == "packed":
-            form = bytes(self._take(1, f"{what} is cut off"))
+            form = bytes(self._take(1, what))
             size = self._number(_LENGTH, what)
         else:
             size = length * (_DTYPES[type_].itemsize if type_ in _DTYPES else 1)
-        content = self._take(size, f"{what} says {length} entries, which are not there")
+        content = self._take(size, what)
+        if type_ in _FLOATS and self._parameters not in (None, length):
+            raise DecodeError(
+                f"{what} has {length} entries, the model has {self._parameters} parameters"
+            )
         match type_:
             case "packed":
                 try:
@@ -394,14 +410,13 @@ class _Content:
         return vector
 
     def _number(self, form: struct.Struct, what: str) -> int:
-        (number,) = form.unpack(self._take(form.size, f"{what} is cut off"))
-        return int(number)
+        return int(form.unpack(self._take(form.size, what))[0])
 
-    def _take(self, size: int, otherwise: str) -> memoryview:
+    def _take(self, size: int, what: str) -> memoryview:
         if size > self.left:
-            raise DecodeError(otherwise)
-        self._at += size
-        return self._view[self._at - size : self._at]
+            raise DecodeError(f"{what} is cut off: {size} bytes of it are not there")
+        taken, self._rest = self._rest[:size], self._rest[size:]
+        return taken
 
 
 # A signed frame: one fixed header, the payload, one signature. It is verified, then decoded, then
@@ -650,14 +665,10 @@ def judged(
     kind = KINDS.get(number)
     if kind is None:
         raise DecodeError(f"message kind {number} is unknown here")
-    message = decode(kind, payload, given)
+    message = decode(kind, payload, given, parameters)
     for name, type_ in layout(kind):
-        if type_ in ("float32", "packed"):
+        if type_ in _FLOATS:
             vector, what = getattr(message, name), f"{kind.__name__}.{name}"
-            if len(vector) != parameters:
-                raise DecodeError(
-                    f"{what} has {len(vector)} entries, the model has {parameters} parameters"
-                )
             # NaN and ∞ carry over to the sum of squares; finite entries may overflow it in single
             # precision, but not in double precision.
             with np.errstate(over="ignore", invalid="ignore"):
@@ -724,9 +735,7 @@ class Endpoint:
         Raises:
             ValueError: a class that is not registered, or fields that do not fit.
         """
-        number = next((number for number, kind in KINDS.items() if type(message) is kind), None)
-        if number is None:
-            raise ValueError(f"{type(message).__name__} is no registered message: see register()")
+        number = number_of(message, KINDS, "message")
         if getattr(message, "COUNTS", False):
             self._counted[0] = max(self._counted[0], message.round)
         payload, payload_hash = self._payload(message)

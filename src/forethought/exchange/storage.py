@@ -383,7 +383,7 @@ class _Released:
     confirmed: bytes
 
 
-_RECORDS: tuple[type, ...] = (_Opening, _Released, Begin)
+_RECORDS: dict[int, type] = {0: _Opening, 1: _Released, 2: Begin}
 
 
 class Allows(Protocol):
@@ -428,9 +428,9 @@ class ClientLedger:
         self._unwritten = b""
         self._stale = 0
         self._state = b""
-        records = [_parsed(record) for record in self._log.replay()]
+        records = [_parsed(_RECORDS, one, LedgerError, LEDGER) for one in self._log.replay()]
         if not records:
-            self._log.append(_bytes(self._opening))
+            self._log.append(*_numbered(_RECORDS, self._opening))
         elif records[0] != self._opening:
             raise LedgerError(
                 "this ledger belongs to another run, client or data set. What it holds was "
@@ -486,7 +486,7 @@ class ClientLedger:
         if self._allows is not None:
             self._allows.before(self._state, rounds)
         self._begun = Begin(round, rounds)
-        self._log.append(_bytes(self._begun))
+        self._log.append(*_numbered(_RECORDS, self._begun))
 
     def commit(self, release: ClientRelease) -> None:
         """Write a release and its signed frame in one atomic write.
@@ -522,7 +522,7 @@ class ClientLedger:
             self._allows.after(release.state, self._pending)
         if self._ahead is not None:
             self._ahead(release.rounds)
-        self._log.append(bytes([_RECORDS.index(_Released)]), *messages.parts_of(new))
+        self._log.append(*_numbered(_RECORDS, new))
         self._unwritten = b""
         self._take(new)
         if self._stale > max(_SLACK, self._log.size - self._stale):
@@ -569,11 +569,9 @@ class ClientLedger:
 
     def _rewrite(self) -> None:
         *earlier, last = self._released
-        records = [_bytes(self._opening), *map(_bytes, earlier)]
-        records.append(_bytes(replace(last, state=self._state)))
-        if self._pending:
-            records.append(_bytes(self._begun))
-        self._log.rewrite(records)
+        records = [self._opening, *earlier, replace(last, state=self._state)]
+        begun = [self._begun] if self._pending else []
+        self._log.rewrite(b"".join(_numbered(_RECORDS, one)) for one in (*records, *begun))
         self._stale = 0
 
     def _update(self, frame: bytes) -> messages.Update:
@@ -589,19 +587,18 @@ def counted(storage: Storage) -> list[int]:
     Raises:
         LogError: it is damaged. LedgerError: another version wrote it.
     """
-    records = [_parsed(record) for record in RecordLog(storage, LEDGER).replay()]
+    # Not as a log that goes on: a record that another process is writing now must not be cut off.
+    written, _, _ = _records(storage.read(LEDGER) or b"", LEDGER)
+    records = [_parsed(_RECORDS, record, LedgerError, LEDGER) for record in written]
     return [record.rounds for record in records if isinstance(record, _Released)]
 
 
-def _bytes(record: _Opening | _Released | Begin) -> bytes:
-    return bytes([_RECORDS.index(type(record))]) + messages.encode(record)
+def _numbered(kinds: Mapping[int, type], value: object) -> list[bytes | memoryview]:
+    """The parts of a record: the number of the value's class, then the value."""
+    return [bytes([messages.number_of(value, kinds, "entry")]), *messages.parts_of(value)]
 
 
-def _parsed(record: bytes) -> Any:
-    return _numbered(dict(enumerate(_RECORDS)), record, LedgerError, LEDGER)
-
-
-def _numbered(kinds: Mapping[int, type], record: bytes, refusal: type[Exception], name: str) -> Any:
+def _parsed(kinds: Mapping[int, type], record: bytes, refusal: type[Exception], name: str) -> Any:
     """The value of a record; its first byte is the number of its class."""
     if not record or record[0] not in kinds:
         raise refusal(f"the {name} was written by another version: go on with that one")
@@ -736,7 +733,7 @@ class ServerJournal:
         snapshot = None
         if records and records[0][0] == _SNAPSHOT:
             snapshot = _restored(memoryview(records.pop(0))[1:])
-        return snapshot, [_numbered(ENTRIES, one, JournalError, JOURNAL) for one in records]
+        return snapshot, [_parsed(ENTRIES, one, JournalError, JOURNAL) for one in records]
 
     def append(self, entry: Entry) -> None:
         """Add an entry; once this returns, the entry survives a crash.
@@ -744,10 +741,7 @@ class ServerJournal:
         Raises:
             OSError: it cannot be written. ValueError: a class that is not in :data:`ENTRIES`.
         """
-        numbers = [number for number, kind in ENTRIES.items() if kind is type(entry)]
-        if not numbers:
-            raise ValueError(f"{type(entry).__name__} is no registered entry of a journal")
-        self._log.append(bytes(numbers), *messages.parts_of(entry))
+        self._log.append(*_numbered(ENTRIES, entry))
 
     def snapshot(self, state: ServerSnapshot) -> None:
         """Replace everything in the journal by this state, in one atomic write.

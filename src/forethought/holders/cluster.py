@@ -26,7 +26,7 @@ from typing import Any, Generic, TypeAlias, TypeVar
 
 import numpy as np
 
-from forethought.exchange.messages import KINDS, DecodeError, encode, judged
+from forethought.exchange.messages import KINDS, DecodeError, encode, judged, number_of
 from forethought.gossip.gossip import Gossip
 from forethought.holders.links import (
     BEAT_EVERY,
@@ -274,12 +274,12 @@ class ActorLinks:
         """See Links.
 
         Raises:
-            KeyError: a class that is not registered.
+            ValueError: a class that is not registered.
         """
         way = self._ways[to]
         if way.actor is None or way.waiting >= _QUEUE:
             return
-        number = {kind: number for number, kind in KINDS.items()}[type(message)]
+        number = number_of(message, KINDS, "message")
         self._call(way, number, np.frombuffer(encode(message), np.uint8))
 
     def heard(self, peer: int) -> float | None:
@@ -320,7 +320,8 @@ class ActorLinks:
                 message = judged(kind, memoryview(payload), self._most, lambda _: self._largest)
                 deliver(Arrived(sender, message))
             except DecodeError as error:
-                deliver(RefusedMessage(f"a message of worker {sender} was refused: {error}"))
+                text = f"a message of worker {sender} was refused: {error}"
+                deliver(RefusedMessage(sender, text))
         return True
 
     # ---- calls

@@ -593,7 +593,7 @@ class SiteLinks(_Streams):
         except (FrameError, DecodeError) as error:
             name = self._roster.workers[place].name
             text = f"a frame from worker {name!r} was refused: {error}"
-            self._deliver(RefusedMessage(text))
+            self._deliver(RefusedMessage(place, text))
             return
         self._heard[place] = time.monotonic()
         if isinstance(opened.message, Sign):

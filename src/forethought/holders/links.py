@@ -54,8 +54,9 @@ class Arrived:
 
 @dataclass(frozen=True, slots=True)
 class RefusedMessage:
-    """A refused frame, which changed nothing; ``text`` says who sent it, and why."""
+    """A refused frame of a neighbour, which changed nothing; ``text`` says who sent it, and why."""
 
+    sender: int
     text: str
 
 
@@ -146,11 +147,11 @@ class Liveness:
 
 # Time between two looks for lost neighbours, as a share of patience; number of alarms kept.
 _LOOKS, _KEPT = 0.1, 50
-
-
 # No run has so many steps: a larger number from a neighbour is ignored.
 _LAST_STEP = 2**53
-
+# Most arrivals of one neighbour that wait to be handled; more are lost, so that a hostile neighbour
+# does not fill the memory.
+_WAITING = 64
 
 Compute: TypeAlias = Callable[[int, Vector], Result]
 
@@ -263,6 +264,7 @@ class WorkerDriver:
         self._peers = gossip.mixing.graph.neighbours(me)
         self._alive = Liveness(self._peers, time.monotonic(), self._pace.patience)
         self._queue = queue.SimpleQueue[Arrived | RefusedMessage | on.Event | BaseException]()
+        self._room = {peer: threading.Semaphore(_WAITING) for peer in self._peers}
         self._step, self._open = -1, False
         self._steps: dict[int, int] = {}
         self._next_step = self._answers_until = 0.0
@@ -299,7 +301,7 @@ class WorkerDriver:
         worker = threading.Thread(target=self._working, name="gossip-work", daemon=True)
         worker.start()
         begin = time.monotonic()
-        self._links.start(self._queue.put)
+        self._links.start(self._deliver)
         try:
             met = self._meet(stop)
             begin = self._news = time.monotonic()
@@ -378,6 +380,11 @@ class WorkerDriver:
                 wake = wake if end is None else min(wake, end)
             self._take(max(0.0, wake - time.monotonic()))
 
+    def _deliver(self, came: Arrived | RefusedMessage | BaseException) -> None:
+        """Queue an arrival, from any thread."""
+        if isinstance(came, BaseException) or self._room[came.sender].acquire(blocking=False):
+            self._queue.put(came)
+
     def _take(self, seconds: float) -> None:
         """Handle the oldest arrival in the queue; wait at most so many seconds for one."""
         try:
@@ -386,6 +393,8 @@ class WorkerDriver:
             return
         if isinstance(came, BaseException):
             raise came
+        if isinstance(came, Arrived | RefusedMessage):
+            self._room[came.sender].release()
         if isinstance(came, RefusedMessage):
             self.drove.alarm("refused", came.text)
         elif isinstance(came, Arrived):
