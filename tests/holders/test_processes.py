@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from forethought.holders.driving import FederationClient
+from forethought.holders.driving import FederationClient, reconnecting
 from forethought.holders.grpc import ConnectionPolicyError, grpc
 from trials.parties import federation, last_model, make_client, make_server, prepare
 
@@ -73,6 +74,17 @@ def test_an_error_that_no_other_attempt_mends_ends_the_client(tmp_path: Path) ->
             await task
 
     asyncio.run(scenario())
+
+
+def test_connections_that_end_at_once_are_made_ever_less_often() -> None:
+    """As of two processes with one client's keys, of which each ends the other's connection."""
+    made: list[float] = []
+
+    async def connection() -> None:
+        made.append(time.monotonic())
+
+    asyncio.run(reconnecting(connection, (0.01, 10.0), lambda: len(made) == 6))
+    assert made[-1] - made[-2] >= 0.08
 
 
 def test_an_error_in_a_connection_ends_the_client(tmp_path: Path) -> None:

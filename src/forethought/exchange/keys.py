@@ -401,10 +401,8 @@ class Agreement(Stored):
             ValueError: of the class ``REFUSAL``.
         """
         if transcript is not None and not len(transcript):
-            raise self.REFUSAL(
-                f"{self.members[place].name!r} released nothing, which costs nothing: there is no "
-                "statement to write"
-            )
+            name = self.members[place].name
+            raise self.REFUSAL(f"{name!r} released nothing: there is no statement to write")
 
     @cached_property
     def run_id(self) -> bytes:

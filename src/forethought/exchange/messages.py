@@ -269,10 +269,7 @@ def layout(kind: type) -> tuple[tuple[str, str], ...]:
         words = get_args(hint)
         name = words[-1] if words and isinstance(words[-1], str) else getattr(hint, "__name__", "")
         if name not in _TAGS:
-            raise TypeError(
-                f"{kind.__name__}.{one.name}: {hint} cannot be sent; int, str, bytes, Vector and "
-                "Integers can"
-            )
+            raise TypeError(f"{kind.__name__}.{one.name}: no {hint} can be sent: see register()")
         found.append((one.name, name))
     return tuple(found)
 
@@ -318,8 +315,7 @@ def parts_of(value: Any, skip: tuple[str, ...] = ()) -> list[bytes | memoryview]
         elif type_ in _DTYPES:
             if held.ndim != 1 or held.dtype != _DTYPES[type_]:
                 raise ValueError(
-                    f"{kind.__name__}.{name} must be a vector of {type_}, not "
-                    f"{held.ndim}-dimensional {held.dtype}"
+                    f"{kind.__name__}.{name} is {held.ndim}-D {held.dtype}, not {type_}"
                 )
             parts.append(_LENGTH.pack(len(held)))
             if type_ == "packed":
@@ -486,6 +482,11 @@ class Frame:
     payload: bytes | memoryview
     digest: bytes = b""
     proof: bytes = b""
+
+    @property
+    def given(self) -> dict[str, int]:
+        """The fields of its message that the header carries."""
+        return {"round": self.round, "base": self.base}
 
 
 def hashed(payload: bytes | memoryview) -> bytes:
@@ -763,14 +764,13 @@ class Endpoint:
         """
         frame = open_frame(data, self.run_id, self.me, self.public_keys, self.limits)
         kind: Any = KINDS[frame.kind]
-        given = {"round": frame.round, "base": frame.base}
         try:
             if frame.round < 0 or frame.base < getattr(kind, "LEAST_BASE", -1):
                 raise DecodeError(
                     f"round {frame.round} on version {frame.base}: neither is negative"
                 )
             most = partial(self.largest, frame.sender)
-            message = judged(frame.kind, frame.payload, self.parameters, most, given)
+            message = judged(frame.kind, frame.payload, self.parameters, most, frame.given)
             self._require_proof(message)
         except DecodeError as error:
             error.frame = frame
@@ -800,5 +800,4 @@ class Endpoint:
         own = {self.me: self.key.public_key().public_bytes_raw()}
         kinds = {number: len(data) for number in KINDS}
         frame = open_frame(data, self.run_id, to, own, kinds)
-        given = {"round": frame.round, "base": frame.base}
-        return decode(KINDS[frame.kind], frame.payload, given)
+        return decode(KINDS[frame.kind], frame.payload, frame.given)

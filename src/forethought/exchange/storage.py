@@ -433,9 +433,8 @@ class ClientLedger:
             self._log.append(*_numbered(_RECORDS, self._opening))
         elif records[0] != self._opening:
             raise LedgerError(
-                "this ledger belongs to another run, client or data set. What it holds was "
-                "released and counts for ever: go on with what it belongs to, or take a new folder "
-                "and add both statements up"
+                "this ledger is of another run, client or data set, and counts for ever: go on "
+                "with what it belongs to, or take a new folder and add both statements up"
             )
         for record in records[1:]:
             if isinstance(record, _Released):
@@ -506,10 +505,7 @@ class ClientLedger:
             raise LedgerError(f"release {release.round} holds update {release.update.round}")
         if 0 <= release.round < due:
             if self._released[release.round].digest != new.digest:
-                raise LedgerError(
-                    f"update {release.round} was released with another content: a round is "
-                    "released once"
-                )
+                raise LedgerError(f"update {release.round} was released with another content")
             return
         if release.round != due or release.rounds <= self._rounds:
             raise LedgerError(

@@ -15,6 +15,7 @@ import time
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Container, Coroutine
 from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
@@ -123,9 +124,6 @@ Clock = Callable[[], float]
 Out = Callable[[int, Any, bytes], None]
 
 
-_KEPT_ALARMS = 50
-
-
 class EventMachine(Protocol):
     """The common part of both machines."""
 
@@ -134,31 +132,44 @@ class EventMachine(Protocol):
 
 
 class Raised(NamedTuple):
-    """An alarm, and its time (seconds of the driver's clock)."""
+    """An alarm, as the machine raised it."""
 
-    at: float
     code: str
     text: str
 
 
-class Driver:
+@dataclass(eq=False)
+class Alarms:
+    """Alarms, which an operator must see.
+
+    Args:
+        counts: number of all alarms by code. alarms: the last 50.
+    """
+
+    counts: Counter[str] = field(default_factory=Counter)
+    alarms: deque[Raised] = field(default_factory=lambda: deque(maxlen=50))
+
+    def alarm(self, code: str, text: str) -> None:
+        """Record something that an operator must see."""
+        self.counts[code] += 1
+        self.alarms.append(Raised(code, text))
+
+
+class Driver(Alarms):
     """The common part of client and server; use :class:`ClientDriver`, :class:`ServerDriver`.
 
     Attributes:
         wake_at: when to call :meth:`woken`, in seconds of the clock; None: never.
         done: why the machine has ended; None: it has not.
-        alarms: the last 50. counts: number of all alarms by code.
     """
 
     def __init__(
         self, machine: EventMachine, endpoint: messages.Endpoint, out: Out, clock: Clock
     ) -> None:
-        self.machine, self.endpoint, self.clock = machine, endpoint, clock
+        super().__init__()
+        self.machine, self.endpoint, self.out, self.clock = machine, endpoint, out, clock
         self.wake_at: float | None = None
         self.done: str | None = None
-        self.alarms: deque[Raised] = deque(maxlen=_KEPT_ALARMS)
-        self.counts: Counter[str] = Counter()
-        self.out = out
 
     def connected(self) -> None:
         """Handle that the connection to the other side is open."""
@@ -216,11 +227,6 @@ class Driver:
                     self.done = effect.reason
                 case _:
                     self.execute(effect)
-
-    def alarm(self, code: str, text: str) -> None:
-        """Record something that an operator must see."""
-        self.counts[code] += 1
-        self.alarms.append(Raised(self.clock(), code, text))
 
     def frame(self, to: int, message: Any) -> bytes:
         """The signed bytes of a message."""
@@ -376,7 +382,8 @@ class Outbox:
 
 
 # Seconds between two attempts to connect: the first, doubled up to the last. Each wait is a
-# random 50 % to 100 % of that.
+# random 50 % to 100 % of that. It is doubled after short connections as well: of two processes with
+# one client's keys each ends the other's connection.
 BACK_OFF = (0.1, 5.0)
 
 
@@ -463,19 +470,22 @@ async def reconnecting(
 
     Args:
         connection: runs one connection to its end; an OSError or a TimeoutError: try again later.
-        back_off: (first, last) seconds between two attempts. over: returns True to stop.
+        back_off: (first, last) seconds between two attempts; the first again after a connection
+            that lasted longer than the last. over: returns True to stop.
         failed: called with the text of such an error.
     """
     first, last = back_off
     wait = first
     while not over():
+        begin = time.monotonic()
         try:
             await connection()
-            wait = first
         except OSError as error:  # TimeoutError is one
             failed(str(error))
         if over():
             return
+        if time.monotonic() - begin > last:
+            wait = first
         await asyncio.sleep(wait * random.uniform(0.5, 1.0))
         wait = min(2 * wait, last)
 

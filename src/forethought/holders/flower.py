@@ -169,14 +169,15 @@ def _served(
     asked: dict[str, tuple[NodeRequest, float]] = {}  # message → request, when
     nodes: set[int] = set()
     looked, finished = -GREET, None
-    pause = Pause()
+    pause = LOOKS[0]
     while finished is None or (
         set(range(clients)) - machine.left - turns.told and time.monotonic() - finished < LINGER
     ):
         if time.monotonic() - looked >= 1.0:
             nodes, looked = set(grid.get_node_ids()), time.monotonic()
+        pause = min(1.1 * pause, LOOKS[1])
         for request in filter(None, map(turns.request, nodes)):
-            pause.reset()
+            pause = LOOKS[0]
             message = Message(
                 content=content_of(request.frames),
                 dst_node_id=request.node,
@@ -186,7 +187,7 @@ def _served(
             for number in grid.push_messages([message]):
                 asked[number] = (request, time.monotonic())
         for reply in grid.pull_messages(list(asked)) if asked else ():
-            pause.reset()
+            pause = LOOKS[0]
             request, _ = asked.pop(reply.metadata.reply_to_message_id)
             _take(turns, request, reply)
         for number, (request, since) in list(asked.items()):
@@ -196,7 +197,7 @@ def _served(
         turns.driver.woken()
         if machine.finished and finished is None:
             finished = time.monotonic()
-        time.sleep(pause.next())
+        time.sleep(pause)
     return status_of(machine, turns.driver, turns.heard, time.monotonic() - begin)
 
 
@@ -232,23 +233,6 @@ def frames_of(content: RecordDict) -> list[bytes] | None:
     """The frames in a message; None: it is not a federation's message."""
     found = content.array_records.get(FRAMES)
     return None if found is None else [found[key].data for key in sorted(found)]
-
-
-class Pause:
-    """The time until the next poll: short after an arrival, longer while nothing arrives."""
-
-    def __init__(self) -> None:
-        self._seconds = LOOKS[0]
-
-    def reset(self) -> None:
-        """Note an arrival: the next pause is short."""
-        self._seconds = LOOKS[0]
-
-    def next(self) -> float:
-        """The next pause in seconds; each is 10 % longer than the one before, up to 1 s."""
-        now = self._seconds
-        self._seconds = min(1.1 * now, LOOKS[1])
-        return now
 
 
 # The app that a SuperLink gets, beside flower_app.toml: a ServerApp and a ClientApp.
@@ -440,14 +424,15 @@ class _Node:
 
     def _take_part(self, fleet: _Fleet) -> None:
         waiting: list[Message] = []  # open requests
-        pause, begin = Pause(), time.monotonic()
+        pause, begin = LOOKS[0], time.monotonic()
         while not self._closing:
             if time.monotonic() - begin > fleet.heartbeat:
                 fleet.beat()
                 begin = time.monotonic()
             request = fleet.pull()
+            pause = min(1.1 * pause, LOOKS[1])
             if request is not None:
-                pause.reset()
+                pause = LOOKS[0]
                 frames = frames_of(request.content)
                 if frames is None:
                     fleet.reply(request, [])  # the message of another app
@@ -462,7 +447,7 @@ class _Node:
                 frames = [self._going.popleft() for _ in range(len(self._going))]
                 fleet.reply(waiting.pop(0), frames)
                 driving.in_loop(self._loop, self._taken.set)
-                pause.reset()
+                pause = LOOKS[0]
             if self._finishing and not self._going:
                 for one in waiting:
                     fleet.reply(one, [])
@@ -470,7 +455,7 @@ class _Node:
                 time.sleep(LOOKS[1] + LOOKS[0])
                 return
             if request is None:
-                self._something.wait(pause.next())
+                self._something.wait(pause)
                 self._something.clear()
 
 

@@ -64,57 +64,40 @@ def require_fusible(federation: Federation, times: Times) -> None:
         FederationError: names the first setting that prevents it, and what to set instead.
     """
     plans = [federation.plans[place] for place in sorted({m.plan for m in federation.members})]
+    rule, robust, most = federation.rule, federation.robust.kind, federation.rounds
     moving = plans[0].clip.final is not None
     apart = federation.cohort is not None or len({plan.rounds for plan in plans}) > 1
-    refused = (
-        (
-            federation.rule != "synchronous",
-            f"the rule {federation.rule!r} applies updates one by one; set rule to 'synchronous'",
+    others = any(type(plan.contribution) is not Examples or plan.augmentation for plan in plans)
+    linear = all(_linear(plan.optimizer.name, plan.optimizer.options) for plan in plans)
+    refused = {
+        f"the rule {rule!r} applies updates one by one; set rule to 'synchronous'": (
+            rule != "synchronous"
         ),
-        (
-            federation.local_rounds != 1,
-            "after its first local round a client goes on from its own noise; set local_rounds to "
-            "1",
+        "after one local round a client goes on from its own noise; set local_rounds to 1": (
+            federation.local_rounds != 1
         ),
-        (
-            federation.robust.kind != "mean",
-            f"robust {federation.robust.kind!r} looks at single updates; set it to 'mean'",
+        f"robust {robust!r} looks at single updates; set it to 'mean'": robust != "mean",
+        **{f"{why}; drop {name}": getattr(federation, name) for name, why in _ALONE.items()},
+        "clients that are away delay or miss rounds; drop the outages": times.outages,
+        f"clients with fewer rounds than {most} leave earlier; plan as many for all": (
+            any(plan.rounds < most for plan in plans)
         ),
-        *((bool(getattr(federation, name)), f"{why}; drop {name}") for name, why in _ALONE.items()),
-        (bool(times.outages), "clients that are away delay or miss rounds; drop the outages"),
-        (
-            any(plan.rounds < federation.rounds for plan in plans),
-            f"clients with fewer rounds than {federation.rounds} leave earlier; plan as many for "
-            "all",
+        "it clips single examples; use the clipping 'example' without altered copies": others,
+        "the clip rule 'quantile' follows every client's own noise; use 'flat'": (
+            any(plan.clip.rule == "quantile" for plan in plans)
         ),
-        (
-            any(type(plan.contribution) is not Examples or plan.augmentation for plan in plans),
-            "it clips single examples; use the clipping 'example' without altered copies",
+        "all examples are clipped to one norm; plan with the same for all clients": (
+            len({plan.clip for plan in plans}) > 1
         ),
-        (
-            any(plan.clip.rule == "quantile" for plan in plans),
-            "the clip rule 'quantile' follows every client's own noise; use 'flat'",
+        "clients are at different places of a clip norm that moves; keep the norm": moving
+        and apart,
+        "noises on a grid do not add up to one on a grid; plan with noise 'gaussian'": (
+            any(plan.noise != "gaussian" for plan in plans)
         ),
-        (
-            len({plan.clip for plan in plans}) > 1,
-            "all examples are clipped to one norm; plan with the same for all clients",
-        ),
-        (
-            moving and apart,
-            "clients are at different places of a clip norm that moves; keep the norm",
-        ),
-        (
-            any(plan.noise != "gaussian" for plan in plans),
-            "noises on a grid do not add up to one on a grid; plan with noise 'gaussian'",
-        ),
-        (
-            federation.exchanged == "weights"
-            and not all(_linear(plan.optimizer.name, plan.optimizer.options) for plan in plans),
-            "a client's step must be linear in its noised sum; use the optimizer 'sgd' without "
-            "momentum, or exchange 'gradients'",
-        ),
-    )
-    for wrong, words in refused:
+        "a client's step must be linear in its noised sum; use the optimizer 'sgd' without "
+        "momentum, or exchange 'gradients'": federation.exchanged == "weights" and not linear,
+    }
+    for words, wrong in refused.items():
         if wrong:
             raise FederationError(f"fused = true makes one sum of a cohort's updates: {words}")
 

@@ -476,14 +476,8 @@ class SiteLinks(_Streams):
         self._earlier = tuple(peer for peer in near if peer < self.me)
         self._later = tuple(peer for peer in near if peer > self.me)
         public = {peer: bytes.fromhex(roster.workers[peer].public_key) for peer in near}
-        self.endpoint = Endpoint(
-            gossip.run_id,
-            self.me,
-            keys.signing,
-            public,
-            gossip.coordinates,
-            lambda sender, message: gossip.trust.largest,
-        )
+        known = gossip.run_id, self.me, keys.signing, public, gossip.coordinates
+        self.endpoint = Endpoint(*known, lambda sender, message: gossip.trust.largest)
         self._heard: dict[int, float] = {}
         self._over: set[int] = set()
         self._finished = 0

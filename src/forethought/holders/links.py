@@ -17,9 +17,8 @@ import os
 import queue
 import threading
 import time
-from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from statistics import median_high
 from typing import Any, Protocol, TypeAlias
 
@@ -33,6 +32,7 @@ from forethought.gossip import events as on
 from forethought.gossip.events import Hello, Known, Weights
 from forethought.gossip.gossip import Gossip, GossipError
 from forethought.gossip.worker import Machine
+from forethought.holders.driving import Alarms
 from forethought.holders.simulator import Result
 
 # Seconds between two signs of life, and of silence after which a neighbour counts as lost.
@@ -145,8 +145,8 @@ class Liveness:
         return tuple(lost), tuple(back)
 
 
-# Time between two looks for lost neighbours, as a share of patience; number of alarms kept.
-_LOOKS, _KEPT = 0.1, 50
+# Time between two looks for lost neighbours, as a share of patience.
+_LOOKS = 0.1
 # No run has so many steps: a larger number from a neighbour is ignored.
 _LAST_STEP = 2**53
 # Most arrivals of one neighbour that wait to be handled; more are lost, so that a hostile neighbour
@@ -200,14 +200,13 @@ class Pace:
 
 
 @dataclass
-class WorkerOutcome:
+class WorkerOutcome(Alarms):
     """The outcome of a worker.
 
     Args:
         reason: why it ended; None: it was stopped from outside and can go on from its ledger.
         exchanges: steps that it began. averaged: exchanges that were answered in full.
         rounds: its releases. seconds: from the first event to the last.
-        counts: number of alarms by code. alarms: the last (code, text), at most 50.
     """
 
     reason: str | None = None
@@ -215,13 +214,6 @@ class WorkerOutcome:
     averaged: int = 0
     rounds: int = 0
     seconds: float = 0.0
-    counts: Counter[str] = field(default_factory=Counter)
-    alarms: deque[tuple[str, str]] = field(default_factory=lambda: deque(maxlen=_KEPT))
-
-    def alarm(self, code: str, text: str) -> None:
-        """Record something that an operator must see."""
-        self.counts[code] += 1
-        self.alarms.append((code, text))
 
 
 class WorkerDriver:
@@ -449,8 +441,8 @@ class WorkerDriver:
                     self._handle(on.Mix(self._step))
                 self._step += 1
             return min(self._next_step, now + 0.5)
-        # A worker that is behind jumps to the neighbours' step: their median, so that no single
-        # neighbour can set it.
+        # A worker that is behind jumps to the neighbours' step: their median, so that of three or
+        # more no single neighbour can set it.
         others = [self._steps[peer] for peer in self._steps if peer not in self._alive.lost]
         reached = median_high(others) if others else -1
         due = max(self._next_step, self._answers_until) if self._open else self._next_step
@@ -608,25 +600,19 @@ class Launched:
         held: list[Any] = [None] * self.size
         distributed.all_gather_object(held, (replace(gossip, start="").to_dict(), len(own)))
         gossips, lengths = zip(*held, strict=True)
+        first = gossips[0]
         for rank, other in enumerate(gossips):
-            differs = sorted(
-                name
-                for name in gossips[0].keys() | other
-                if gossips[0].get(name) != other.get(name)
-            )
-            if differs:
+            names = sorted(first.keys() | other)
+            if differs := [name for name in names if first.get(name) != other.get(name)]:
                 raise GossipError(
                     f"process {rank} has another gossip than the first one: {', '.join(differs)} "
                     "differ; start all with the same job and data"
                 )
         if len(set(lengths)) > 1:
-            raise PeersError(
-                f"the processes' models have {', '.join(map(str, lengths))} parameters: all "
-                "workers train one model"
-            )
-        first: list[Any] = [np.ascontiguousarray(own, np.float32)]
-        distributed.broadcast_object_list(first, src=0)
-        return first[0]
+            raise PeersError(f"models of {lengths} parameters: all processes train one model")
+        weights: list[Any] = [np.ascontiguousarray(own, np.float32)]
+        distributed.broadcast_object_list(weights, src=0)
+        return weights[0]
 
 
 def mean(round: int, vector: Vector) -> Vector:

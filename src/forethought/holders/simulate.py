@@ -384,17 +384,14 @@ class SimulatedRun:
         star = isinstance(self.agreed, Federation)
         found: dict[str, Any] = {"fused": LAW} if self.fused else {}
         found["accuracy"] = self.accuracy
-        if not star:
-            found["worst"] = min(self.each, default=None)
-        found["seconds"] = done.seconds
         if star:
-            found["models"] = done.version
+            found |= {"seconds": done.seconds, "models": done.version}
         else:
+            found |= {"worst": min(self.each, default=None), "seconds": done.seconds}
             found |= {"disagreement": done.disagreement, "exchanges": done.exchanges}
         found |= {"messages": done.messages, "megabytes": done.sent_bytes / 1e6}
-        found["clients" if star else "workers"] = [
-            self._holder(place, star) for place in range(len(self.agreed.members))
-        ]
+        places = range(len(self.agreed.members))
+        found[f"{self.agreed.MEMBER}s"] = [self._holder(place, star) for place in places]
         rows = {"accuracies": self.accuracies, "timeline": done.timeline, "alarms": done.alarms}
         return found | {name: list(map(list, some)) for name, some in rows.items()}
 
@@ -530,17 +527,12 @@ def _run(running: Simulation, times: simulator.Times, fused: bool) -> SimulatedR
     agreed = running.agreed
     done: simulator.SimulatedStar | simulator.SimulatedGraph
     each: list[float | None] = []
+    watched: dict[str, Any] = {"committed": running.committed, "timeline": True}
     if isinstance(agreed, Gossip):
-        done = simulator.GraphSimulator(
-            agreed,
-            running.start,
-            running.trainers(),
-            times,
-            committed=running.committed,
-            looked=None if running.test is None else running.of_workers,
-            every=running.every,
-            timeline=True,
-        ).run()
+        looked = None if running.test is None else running.of_workers
+        watched |= {"looked": looked, "every": running.every}
+        trained = agreed, running.start, running.trainers(), times
+        done = simulator.GraphSimulator(*trained, **watched).run()
         each = [running.accuracy(model) for model in done.models]
     elif fused:
         asked = cohorts(agreed)
@@ -550,15 +542,11 @@ def _run(running: Simulation, times: simulator.Times, fused: bool) -> SimulatedR
         done = _locked(agreed, running, rehearsed(agreed, times), _securely(agreed, running))
         done = replace(done, rounds=np.array([len(made) for made in running.transcripts]))
     else:
+        average = ReportedAverage.of(agreed, running.shared.layout, running.start)
+        versions = None if running.test is None else running.of_version
+        watched |= {"average": average, "versions": versions}
         done = simulator.StarSimulator(
-            agreed,
-            running.start,
-            running.trainers(),
-            times,
-            average=ReportedAverage.of(agreed, running.shared.layout, running.start),
-            committed=running.committed,
-            versions=None if running.test is None else running.of_version,
-            timeline=True,
+            agreed, running.start, running.trainers(), times, **watched
         ).run()
     running.shared.write(done.weights)
     transcripts = running.transcripts

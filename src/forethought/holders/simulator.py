@@ -308,6 +308,12 @@ class Work:
     parts: int = 1
     sampling: Any = None
 
+    @classmethod
+    def of(cls, client: int, asked: Compute) -> Work:
+        """The work that a client's machine asks for."""
+        about = asked.base, asked.model, asked.part, asked.parts, asked.sampling
+        return cls(client, asked.planned, *about)
+
     @property
     def weights(self) -> Vector:
         """The weights, float32, shape (parameters,); read-only."""
@@ -483,15 +489,15 @@ class _Simulator:
 
     def __init__(
         self,
-        words: str,
-        count: int,
+        agreed: Federation | Gossip,
         trainers: Trainers,
         times: Times,
         committed: Committed | None,
         timeline: bool,
     ) -> None:
-        if len(times.compute) != count:
-            raise ValueError(f"times for {len(times.compute)} {words} {count}")
+        count = len(agreed.members)
+        if (given := len(times.compute)) != count:
+            raise ValueError(f"times for {given} {agreed.MEMBER}s, the {agreed.CALLED} has {count}")
         self.trainers, self.times, self._outages = trainers, times, _apart(times.outages)
         if (last := max((one.machine for one in self._outages), default=0)) >= count:
             raise ValueError(f"an outage of machine {last}, and there are {count}, from 0")
@@ -614,9 +620,8 @@ class StarSimulator(_Simulator):
         versions: Callable[[int, float, Vector], None] | None = None,
         timeline: bool = False,
     ) -> None:
-        members, words = len(federation.members), "clients, the federation has"
-        super().__init__(words, members, trainers, times, committed, timeline)
-        self.federation = federation
+        super().__init__(federation, trainers, times, committed, timeline)
+        self.federation, members = federation, len(federation.members)
         self.server = ServerMachine(federation, weights, average)
         self.clients = [ClientMachine(federation, client) for client in range(members)]
         self._versions = versions
@@ -663,7 +668,8 @@ class StarSimulator(_Simulator):
             self._act(machine, self.clients[machine].handle(events.Received(SERVER, what, now)))
         elif kind == _COMPUTED:
             self._idle = 0
-            self._computed(machine, what)
+            found = self.trainers.result(machine)
+            self._act(machine, self.clients[machine].handle(found.answer(what, now)))
         elif kind == _WAKE_SERVER:
             self._serve(self.server.handle(events.Woken(now)))
         elif kind == _WAKE:
@@ -675,22 +681,17 @@ class StarSimulator(_Simulator):
         else:
             self._away.add(machine)
 
-    def _computed(self, client: int, asked: events.Compute) -> None:
-        found, now = self.trainers.result(client), self._agenda.now
-        self._act(client, self.clients[client].handle(found.answer(asked, now)))
-
     def _act(self, client: int, effects: list[events.Effect]) -> None:
         for effect in effects:
             if isinstance(effect, events.Send):
                 self._send(_TO_SERVER, client, effect.message)
             elif isinstance(effect, events.Compute):
                 varies = self._varies[self.federation.members[client].plan]
-                place, plan = effect.planned, self.federation.plan(client)
-                size = self.federation.relative_size(plan, place) if varies else 1.0
+                plan = self.federation.plan(client)
+                size = self.federation.relative_size(plan, effect.planned) if varies else 1.0
                 if effect.sampling is not None:
                     size *= effect.sampling.expected_batch(plan.examples) / plan.batch
-                about = place, effect.base, effect.model, effect.part, effect.parts, effect.sampling
-                self._train(Work(client, *about), effect, size)
+                self._train(Work.of(client, effect), effect, size)
             elif isinstance(effect, events.Commit):
                 self._commit(client, effect.release)
             elif isinstance(effect, events.Wake):
@@ -754,9 +755,8 @@ class GraphSimulator(_Simulator):
         every: int = 1,
         timeline: bool = False,
     ) -> None:
-        count, words = gossip.workers, "workers, the gossip has"
-        super().__init__(words, count, trainers, times, committed, timeline)
-        self.gossip = gossip
+        super().__init__(gossip, trainers, times, committed, timeline)
+        self.gossip, count = gossip, gossip.workers
         paced = times if isinstance(times, GraphTimes) else GraphTimes(**vars(times))
         self._size = gossip.compression.size(gossip.coordinates)
         self.exchange = paced.exchange or max(
@@ -807,8 +807,11 @@ class GraphSimulator(_Simulator):
         elif kind == _MESSAGE:
             if machine not in self._away:
                 self._act(machine, self.machines[machine].handle(what))
+        elif kind == _COMPUTED and machine in self._away:
+            self._goes_on(machine, what)
         elif kind == _COMPUTED:
-            self._computed(machine, what)
+            found = self.trainers.result(machine)
+            self._act(machine, self.machines[machine].handle(found.gradient(what.round)))
         elif kind == _REDUCED:
             self._act(machine, self.machines[machine].handle(what))
         elif kind == _GONE:
@@ -870,13 +873,6 @@ class GraphSimulator(_Simulator):
         self._messages += len(met)
         self._bytes += len(met) * (OVERHEAD + self._size)
         return met
-
-    def _computed(self, machine: int, asked: on.ComputeGradient) -> None:
-        if machine in self._away:
-            self._goes_on(machine, asked)
-            return
-        found = self.trainers.result(machine)
-        self._act(machine, self.machines[machine].handle(found.gradient(asked.round)))
 
     def _act(self, machine: int, effects: Effects) -> None:
         # The most frequent effects come first; those for real drivers only have no action here.

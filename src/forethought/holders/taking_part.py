@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -32,7 +32,7 @@ from forethought.gossip.gossip import Gossip, GossipError
 from forethought.gossip.statements import worker_statement
 from forethought.holders.driving import CarryClient, ClientDriver, Out
 from forethought.holders.links import Links, Pace, Stop, WorkerDriver, WorkerOutcome
-from forethought.holders.simulator import Result, worker
+from forethought.holders.simulator import Work, worker
 from forethought.holders.topology import LEFT, Agreed, endings, made_plan, statement_of
 from forethought.holders.trainer import ClientTrainer, Holder, SharedModel, own_secrets
 from forethought.ledger.book import unit_of
@@ -93,8 +93,8 @@ class Share:
         if len(self.records) != plan.examples:
             raise agreed.REFUSAL(
                 f"the plan of {name!r} is for {plan.examples} examples, the data has "
-                f"{len(self.records)}, without those held out: write that into the job as this "
-                f"{agreed.MEMBER}'s examples, and have what all agree on made again"
+                f"{len(self.records)}, without those held out: give that number in the job, and "
+                "have what all agree on made again"
             )
         if isinstance(agreed, Federation):
             if agreed.sizes is not None and self.payer is not None:
@@ -155,7 +155,6 @@ class _Part:
         held: contexts that are left when the part ends. agreed, me, shared, share, folder: see
             :func:`take_part`. keys: the holder's own; None: made in the folder.
         known: place → public key of every member whose frames are opened.
-        length: numbers in a vector.
     """
 
     def __init__(
@@ -168,19 +167,19 @@ class _Part:
         folder: Path,
         keys: Keys | None,
         known: Mapping[int, bytes],
-        length: int,
     ) -> None:
         share.require(agreed, me)
         held.enter_context(locked(folder))
         self.witness: MemberWitness | None = None
         if share.witness is not None:
             self.witness = MemberWitness(share.witness, agreed.run_id, me)
-            held.enter_context(_alone(self.witness.path))
+            _alone(held, self.witness.path)
         paid = self._paid = held.enter_context(_reserved(share, agreed, me, folder))
         own = own_secrets(folder, share.seeds, agreed.REFUSAL)
         self.keys = keys or own_keys(folder / "member", f"worker-{me}")
         self._agreed, self._me, self.storage = agreed, me, FolderStorage(folder)
         self.returning = self.storage.read(LEDGER) is not None
+        length = agreed.parameters if isinstance(agreed, Federation) else agreed.in_ledger
         self.endpoint = Endpoint(agreed.run_id, me, self.keys.signing, known, length)
         allows = agreed.guard(me) if isinstance(agreed, Federation) else None
         counted = partial(_paid_rounds, agreed, me)
@@ -240,9 +239,8 @@ class _Part:
         return TookPart(reason, over, held.updates, tuple(found), weights, tuple(alarms), drove)
 
 
-@contextlib.contextmanager
-def _alone(count: Path) -> Iterator[None]:
-    """A context that one process at a time has: two would release one round with two noises.
+def _alone(held: contextlib.ExitStack, count: Path) -> None:
+    """Keep other processes out while ``held`` is open: two would release a round with two noises.
 
     Args:
         count: the file of the member's witness, which both would read before either writes it.
@@ -252,15 +250,13 @@ def _alone(count: Path) -> Iterator[None]:
     """
     if not count.parent.is_dir():
         raise FileNotFoundError(f"no such folder for the count: {count.parent} (--witness)")
-    with contextlib.ExitStack() as held:
-        try:
-            held.enter_context(locked(count.with_name(f"{count.name}.busy")))
-        except RunFolderBusyError:
-            raise RunFolderBusyError(
-                "another process takes part with these keys: wait for it, or end it. Each round is "
-                "released once, whatever the folder is"
-            ) from None
-        yield
+    try:
+        held.enter_context(locked(count.with_name(f"{count.name}.busy")))
+    except RunFolderBusyError:
+        raise RunFolderBusyError(
+            "another process takes part with these keys: wait for it, or end it. Each round is "
+            "released once, whatever the folder is"
+        ) from None
 
 
 def _paid_rounds(agreed: Federation | Gossip, me: int, rounds: int) -> int:
@@ -332,8 +328,7 @@ def take_part_as_client(
     policy.require(federation, me)
     server = {SERVER: bytes.fromhex(roster.server.public_key)}
     with contextlib.ExitStack() as held:
-        known = federation, me, shared, share, folder, keys, server, federation.parameters
-        part = _Part(held, *known)
+        part = _Part(held, federation, me, shared, share, folder, keys, server)
         trainer, ledger, storage = part.trainer, part.ledger, part.storage
         kind = ClientMachine if federation.secure is None else _masked(federation, part, roster)
         # This process's number is above those of all earlier ones, whatever the clock says.
@@ -342,11 +337,7 @@ def take_part_as_client(
         machine = kind(federation, me, ledger.read(), life=life)
 
         def compute(asked: Compute) -> Computed | None:
-            found: Result | None
-            if asked.parts == 1:
-                found = trainer.compute(asked.planned, asked.vector, asked.sampling)
-            else:
-                found = trainer.compute_part(asked.planned, asked.vector, asked.part, asked.parts)
+            found = trainer.answered(Work.of(me, asked))
             return None if found is None else found.answer(asked, time.monotonic())
 
         def driver_of(out: Out, begin: Callable[[Compute], None]) -> ClientDriver:
@@ -355,9 +346,8 @@ def take_part_as_client(
                     storage.replace(GOODBYE, b"")
                 out(to, message, frame)
 
-            return ClientDriver(
-                machine, ledger, part.endpoint, sending, begin, witness=part.witness
-            )
+            known = machine, ledger, part.endpoint, sending, begin
+            return ClientDriver(*known, witness=part.witness)
 
         driver = carry(driver_of, compute)
         left = driver.done == LEFT or storage.read(GOODBYE) is not None
@@ -424,10 +414,10 @@ def take_part(
     first = shared.read()
     gossip.require(shared.architecture, first)
     with contextlib.ExitStack() as held:
-        part = _Part(held, gossip, me, shared, share, folder, keys, {}, gossip.in_ledger)
+        part = _Part(held, gossip, me, shared, share, folder, keys, {})
         near = gossip.mixing.graph.neighbours(me)
         machine = worker(gossip, me, first, part.ledger.read())
-        driver = WorkerDriver(
+        drove = WorkerDriver(
             machine,
             gossip,
             me,
@@ -438,8 +428,7 @@ def take_part(
             returning=part.returning,
             witness=part.witness,
             heard={peer: MemberWitness(folder, gossip.run_id, peer) for peer in near},
-        )
-        drove = driver.run(stop, look)
+        ).run(stop, look)
         policy = {"epsilon": share.epsilon, "delta": share.delta}
         ended = drove.reason, machine.weights, drove.alarms
         return part.took(stated or gossip, policy, {}, *ended, drove)

@@ -25,7 +25,7 @@ from forethought.exchange.storage import LEDGER
 from forethought.federated.federation import Federation
 from forethought.federated.sizes import values_of
 from forethought.gossip.gossip import Gossip
-from forethought.holders.simulator import HolderError, Result
+from forethought.holders.simulator import HolderError, Result, Work
 from forethought.rounds import private_sum
 from forethought.rounds.contributions import Loss, require_images
 from forethought.rounds.randomness import Indices, Secrets, Seeds
@@ -64,10 +64,7 @@ class SharedModel:
         self.layout = private_sum.Layout(self.parameters)
         wrong = {str(dtype) for dtype in self.layout.dtypes} - {"torch.float32"}
         if wrong:
-            raise HolderError(
-                f"holders exchange float32: convert the model from {', '.join(wrong)} with "
-                "model.float()"
-            )
+            raise HolderError(f"holders exchange float32, not {wrong}: convert it by model.float()")
 
     @property
     def architecture(self) -> str:
@@ -145,21 +142,19 @@ class Holder:
                 f"the plan is for {self.plan.examples} examples, the data has "
                 f"{len(self.records)}: the guarantee depends on it"
             )
-        if self.plan.preparation is not None:
-            raise HolderError(
-                "the plan pays for a preparation of the data, which no holder releases: plan "
-                "without preparation=, a linear model with centre=False"
-            )
-        if self.plan.gradient_filter is not None:
-            raise HolderError(
-                "gradient_filter= takes one run's noised means in order, on weights that this run "
-                "stepped itself; here others send the weights: drop it"
-            )
-        if any(isinstance(part, Correlated) for part in self.plan.mechanism):
-            raise HolderError(
-                "correlated noise is accounted over all rounds of one run, and a holder's rounds "
-                "may be lost: plan with independent noise"
-            )
+        refused = {
+            "no holder releases a preparation of the data: plan without preparation=, a linear "
+            "model with centre=False": self.plan.preparation,
+            "gradient_filter= takes noised means on weights that the run itself stepped; here "
+            "others send the weights: drop it": self.plan.gradient_filter,
+            "correlated noise is accounted over all rounds of one run, and a holder's rounds may "
+            "be lost: plan with independent noise": (
+                any(isinstance(part, Correlated) for part in self.plan.mechanism) or None
+            ),
+        }
+        for words, part in refused.items():
+            if part is not None:
+                raise HolderError(words)
         augmentation, kind = self.plan.augmentation, self.plan.contribution
         if augmentation is not None:
             require_images(blank(self.records)[0], augmentation, isinstance(kind, Persons))
@@ -174,9 +169,8 @@ class ReportedAverage:
     """
 
     def __init__(self, federation: Federation, layout: private_sum.Layout, weights: Vector) -> None:
-        self._newest = torch.from_numpy(np.array(weights, dtype=np.float32))
+        self._newest, self._layout = torch.from_numpy(np.array(weights)), layout
         parts = layout.views(self._newest)
-        self._layout = layout
         self._average = IterateAverage(federation.averaging, parts, federation.rounds)
 
     @classmethod
@@ -199,8 +193,7 @@ class ReportedAverage:
 
     def restore(self, weights: Vector) -> None:
         """Continue from this average."""
-        flat = torch.from_numpy(np.array(weights, dtype=np.float32))
-        self._average.restore(self._layout.views(flat))
+        self._average.restore(self._layout.views(torch.from_numpy(np.array(weights))))
 
 
 class ClientTrainer:
@@ -224,17 +217,11 @@ class ClientTrainer:
         self._sum: private_sum.PrivateSum | None = None
         self._dealt: list[Indices] = []
         self._met: list[bytes] = []
-        self._step_size = step_sizes(holder.plan)
         warn_of_another_model(holder.plan, shared.model)
-        parameters = shared.parameters
+        self._step_size, parameters = step_sizes(holder.plan), shared.parameters
         self._descent = descent_of(holder.plan, parameters)
-        self.private = private_sum.PrivateRounds(
-            holder.plan.privacy,
-            parameters,
-            holder.loss,
-            holder.secrets,
-            micro_batch=holder.micro_batch,
-        )
+        brought = holder.plan.privacy, parameters, holder.loss, holder.secrets
+        self.private = private_sum.PrivateRounds(*brought, micro_batch=holder.micro_batch)
         self.private.skips = holder.skips
         # L2 norms of the released means.
         self.norms: list[float] = []
@@ -245,6 +232,12 @@ class ClientTrainer:
     def transcript(self) -> Transcript:
         """The computed rounds, in order."""
         return self.private.transcript
+
+    def answered(self, work: Work) -> Result | None:
+        """Do a work; None: it is a part of an update, and not the last one."""
+        if work.parts > 1:
+            return self.compute_part(work.round, work.weights, work.part, work.parts)
+        return self.compute(work.round, work.weights, work.sampling)
 
     def compute(self, round: int, weights: Vector, sampling: Sampling | None = None) -> Result:
         """Compute the client's update with index ``round`` on these weights.
@@ -291,13 +284,8 @@ class ClientTrainer:
         if self.holder.gradients:
             self.noised = noised
             vector = np.empty(len(noised.vector), dtype=np.float32)  # without a copy in float64
-            np.divide(
-                noised.vector.cpu().numpy(),
-                noised.round.divisor,
-                out=vector,
-                dtype=np.float64,
-                casting="unsafe",
-            )
+            of = noised.vector.cpu().numpy(), noised.round.divisor, vector
+            np.divide(*of, dtype=np.float64, casting="unsafe")
             if self.holder.gradients == "sums":
                 vector = noised.vector.double().cpu().numpy().view(np.float32)
         else:
@@ -314,13 +302,9 @@ class ClientTrainer:
     def state(self) -> bytes:
         """The state for a later trainer: transcript, clipping norm, optimizer, norms if sized."""
         tensors, values = optimizer_state(self._descent.optimizer)
-        held = {
-            "transcript": self.transcript.to_values(),
-            "clip_norm": self.private.clip_norm,
-            "optimizer": values,
-            **({"norms": self.norms} if self.holder.sized else {}),
-        }
-        metadata = {"values": json.dumps(held)}
+        known = {"transcript": self.transcript.to_values(), "clip_norm": self.private.clip_norm}
+        norms = {"norms": self.norms} if self.holder.sized else {}
+        metadata = {"values": json.dumps({**known, "optimizer": values, **norms})}
         if not tensors:
             return _without_tensors(metadata)
         own = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}

@@ -34,22 +34,20 @@ def block_of(client: int, clients: int) -> int:
 def groups_of(works: Sequence[Work], clients: int) -> list[list[Work]]:
     """Group the works that are computed together: those of one block and on the same weights."""
     groups: list[list[Work]] = []
-    open_at: dict[tuple[int, int], int] = {}
+    open_at: dict[tuple[int, int], list[Work]] = {}
     for work in works:
-        if work.parts > 1:  # its parts are on several models, so it is computed alone
-            groups.append([work])
-            continue
         key = (block_of(work.client, clients), work.base)
-        place = open_at.get(key)
-        if place is not None:
-            group = groups[place]
-            held = group[0].weights
-            same = held is work.weights or np.array_equal(held, work.weights)
-            if same and len(group) < TOGETHER:
-                group.append(work)
-                continue
-        open_at[key] = len(groups)
-        groups.append([work])
+        # The parts of one work are on several models, so it is computed alone.
+        group = open_at.get(key, []) if work.parts == 1 else []
+        held = group[0].weights if group else None
+        same = held is work.weights or (held is not None and np.array_equal(held, work.weights))
+        if not same or len(group) >= TOGETHER:
+            group = []
+        if not group:
+            groups.append(group)
+        if work.parts == 1:
+            open_at[key] = group
+        group.append(work)
     return groups
 
 
@@ -102,11 +100,8 @@ class InProcess:
     def compute(self, group: Sequence[Work]) -> dict[int, Result]:
         """Compute a group's works together; returns their outcomes by client."""
         if group[0].parts > 1:
-            (work,) = group
-            done = self._trainer(work.client).compute_part(
-                work.round, work.weights, work.part, work.parts
-            )
-            return {} if done is None else {work.client: done}
+            done = self._trainer(group[0].client).answered(group[0])
+            return {} if done is None else {group[0].client: done}
         trainers = [self._trainer(work.client) for work in group]
         places, samplings = zip(*((w.round, w.sampling) for w in group), strict=True)
         found = compute_together(trainers, places, group[0].weights, samplings)
