@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from machines import D, federation, joined, of, sent, update, vector
+from machines import D, federation, joined, of, plan, sent, update, vector
 
+import forethought as ft
 from forethought.exchange import events as on
 from forethought.exchange.messages import (
     Acknowledgement,
@@ -95,6 +96,30 @@ def test_a_round_is_the_mean_by_weight() -> None:
     assert machine.version == 1
     assert machine.rule.model.tolist() == [1.75, 0.75, 1.0, 1.0]
     assert [m.base for m in sent(effects, Model)] == [1, 1]
+
+
+@pytest.mark.parametrize("unit", ["rounds", "examples"])
+@pytest.mark.parametrize("longest", [6, 3])
+def test_steps_fall_to_the_end_of_the_run_where_plans_are_shorter(unit: str, longest: int) -> None:
+    plans = tuple(plan(n, schedule=ft.Schedule("cosine", unit=unit)) for n in (2, longest))
+    members = tuple(Member(f"c{client}", client > 0) for client in range(5))
+    agreed = federation(
+        rounds=6,
+        members=members,
+        plans=plans,
+        exchanged="gradients",
+        cohort=2 if longest < 6 else None,
+    )
+    machine = joined(ServerMachine(agreed, vector()))
+    made, steps = [0] * 5, []
+    while not machine.finished:
+        before = machine.rule.model
+        for client in list(machine.rule.recipients()):
+            update(machine, client, Update(made[client], machine.version, vector(1, 0, 0, 0)))
+            made[client] += 1
+        steps.append(float((before - machine.rule.model)[0]))
+    assert len(steps) == 6 and steps[0] == pytest.approx(0.5)
+    assert all(one >= later > 0 for one, later in itertools.pairwise(steps))
 
 
 def test_a_deadline_closes_with_what_came_and_late_updates_are_refused() -> None:

@@ -56,6 +56,10 @@ def falling(rounds: int) -> Plan:
     return Plan(Mechanism(first, second), SIZE, DELTA, noise="grid")
 
 
+# A norm that follows each client's own data, and the noise with it.
+COUNTED = Clip(1.0, "quantile", count_noise=20.0)
+
+
 def released(chosen: Plan, rounds: int) -> Transcript:
     transcript = Transcript()
     for index in range(rounds):
@@ -362,6 +366,9 @@ def test_the_roster_s_weights_change_nothing_of_a_masked_sum(view) -> None:
         ({"plans": (plan(),)}, "noise='grid'"),
         ({"plans": (plan(noise="grid"), plan(sigma=5.0, noise="grid"))}, "one noise multiplier"),
         ({"plans": (falling(60), falling(30))}, "in every round"),
+        ({"plans": (falling(60),), "cohort": 10}, "miss rounds"),
+        ({"plans": (plan(noise="grid", clip=Clip(1.0, final=0.1)),), "cohort": 10}, "miss rounds"),
+        ({"plans": (plan(noise="grid", clip=COUNTED),)}, "'quantile'"),
     ],
 )
 def test_what_secure_aggregation_does_not_go_with_is_refused(options: dict, words: str) -> None:

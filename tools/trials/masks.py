@@ -348,8 +348,8 @@ class MaskTrial:
 
     def _judge_unmasking(self, client: int, version: int, message: Unmasking) -> None:
         part = self.clients[client]._participant
-        assert part is not None and part._answered is not None
-        survivors = part._answered[0]
+        assert part is not None and part.survivors
+        survivors = part.survivors
         if len(survivors) < self.settings.threshold:
             raise self._violation(f"client {client} revealed shares for {len(survivors)} survivors")
         found = self.lists[client, version]

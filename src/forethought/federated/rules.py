@@ -211,9 +211,12 @@ class Synchronous:
         self._next = np.zeros(len(members), dtype=np.int32)
         self._gone = np.zeros(len(members), dtype=bool)
         self._moments: Moments = {}
-        gradients = federation.exchanged == "gradients"
-        # One model takes one step, whose size is that of the first member's plan.
-        self._step = step_sizes(federation.plan(0)) if gradients else None
+        self._steps = federation.exchanged == "gradients"
+        # One model takes one step, of the size of the first member's plan, or of the first plan
+        # that has a size for every round. A schedule that is too short is stretched over the run.
+        plans, rounds = (federation.plan(0), *federation.plans), federation.rounds
+        chosen = max(plans, key=lambda plan: min(plan.rounds, rounds))
+        self._size, self._stretch = step_sizes(chosen), min(1.0, chosen.rounds / rounds)
         self._begin()
 
     @property
@@ -264,8 +267,9 @@ class Synchronous:
             self._begin()
             return self.version > before
         came, how = self._aggregate.result(), self._federation.server
-        if self._step is not None:
-            change = -self._step(self.version) * came.astype(np.float64)
+        if self._steps:
+            size = self._size(int(self.version * self._stretch))
+            change = -size * came.astype(np.float64)
             self.model = moved(how, self._moments, self.model, change)
         elif how.kind == "avg" and how.rate == 1.0:
             self.model = came
@@ -295,7 +299,7 @@ class Synchronous:
     def _begin(self) -> None:
         """Draw a cohort for the present version, or for the next one for which somebody is there;
         the run is finished if nobody is."""
-        centre = None if self._step is not None else self.model
+        centre = None if self._steps else self.model
         self._aggregate = aggregate(self._federation.robust, centre)
         # A phase whose clients all left is over: the next one may have others.
         drawn = ((v, self._cohort(v)) for v in range(self.version, self._federation.rounds))

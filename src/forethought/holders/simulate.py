@@ -26,7 +26,6 @@ from forethought.federated.federation import Federation, FederationError
 from forethought.federated.rules import Synchronous
 from forethought.federated.secure_aggregation.masking import (
     SecureAggregation,
-    SecureAggregationError,
 )
 from forethought.federated.secure_aggregation.protocol import secure_sum
 from forethought.federated.secure_aggregation.shared_noise import require_room
@@ -607,11 +606,6 @@ def _securely(federation: Federation, running: Simulation) -> Iterator[Vector]:
     settings = SecureAggregation.from_dict(federation.secure or {})
     settings.require(federation)
     require_room(federation, settings)
-    if federation.cohort is not None and any(len(p.mechanism.rounds) > 1 for p in federation.plans):
-        raise SecureAggregationError(
-            "clients of a cohort miss rounds, so all rounds need one noise multiplier and "
-            "sampling: plan rounds of one kind, or leave the cohort out"
-        )
     trainers, rule = running.trainers(sums=True), Synchronous(federation, running.start)
     made = [0] * len(federation.members)
     while not rule.finished:

@@ -78,7 +78,7 @@ class Waits(SecureServer):
 
 class _Anew(protocol.Participant):
     def _on_survivors(self, message: Any) -> Any:
-        self._answered = None
+        self.survivors = ()
         return super()._on_survivors(message)
 
 

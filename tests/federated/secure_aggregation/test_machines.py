@@ -37,7 +37,7 @@ from forethought.federated.secure_aggregation.shared_noise import secured
 from forethought.federated.server import ServerMachine
 from forethought.federated.statements import Policy, client_statement
 from forethought.values.mechanism import Mechanism, Poisson, Rounds
-from forethought.values.plan import Plan, grid, step_sizes
+from forethought.values.plan import Clip, Plan, grid, step_sizes
 from forethought.values.use import Averaging
 
 CLIENTS, SIZE, ROUNDS = 5, 7, 6
@@ -550,6 +550,11 @@ def test_what_does_not_fit_is_refused() -> None:
         SecureClient(plain, 0, elements=lambda number: np.zeros(1, np.uint64))
     with pytest.raises(SecureAggregationError, match="leave the deadline"):
         SecureServer(agreed(deadline=5.0), np.zeros(SIZE, np.float32))
+    # Its noise moves with its norm, and a client that missed a round would add that of another.
+    whole = agreed()
+    falling = whole.plan(0).remade(clip=Clip(1.0, final=0.1))
+    with pytest.raises(SecureAggregationError, match="miss rounds"):
+        SecureServer(replace(whole, plans=(falling,)), np.zeros(SIZE, np.float32))
 
 
 @pytest.mark.parametrize("written", range(1, CLIENTS))

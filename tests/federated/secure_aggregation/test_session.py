@@ -263,6 +263,14 @@ def test_a_false_share_of_a_dropped_clients_key_loses_the_round():
     assert cohort.server.total is None and done[-1].reason == "secure-lost"
 
 
+def test_a_client_accuses_nobody_outside_its_round():
+    cohort = _Cohort(SecureAggregation(4, 1, 0))
+    cohort.until(MaskedSum, _elements(4))
+    everybody = MaskShares(0, 0, 0, np.arange(100_000), b"")
+    assert len(cohort.server.handle(Received(0, everybody, 0.0))) <= 4
+    assert len(cohort.server.blamed) <= 4
+
+
 @pytest.mark.parametrize(
     ("numbers", "words"),
     [

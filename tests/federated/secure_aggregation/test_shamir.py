@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forethought.federated.secure_aggregation.masking import combine, split
+from forethought.federated.secure_aggregation.masking import combine, opened, split
 
 
 @settings(max_examples=60, deadline=None)
@@ -37,6 +37,24 @@ def test_the_field_is_that_of_aes():
     # FIPS 197, Section 4.2: {57}·{83} = {c1}. With secret 0 and coefficient 0x83 the share at the
     # point 0x57 is their product.
     assert split(b"\x00", [0x57, 1], 2, lambda _n: b"\x83")[0x57] == b"\xc1"
+
+
+def test_false_shares_are_named_and_cost_one_search_for_all_secrets():
+    false, suspects, tries = {2, 5}, set(), []
+    for secret in (b"one", b"two"):
+        shares = split(secret, [*range(1, 13)], 9, secrets.token_bytes)
+        shares |= dict.fromkeys(false, b"bad")
+
+        def right(found: bytes, secret: bytes = secret) -> bool:
+            tries.append(found)
+            return found == secret
+
+        found, named = opened(shares, 9, right, suspects)
+        assert (found, named) == (secret, false)
+        suspects |= named
+    before = len(tries)
+    assert opened(shares, 9, right, suspects)[0] == b"two" and len(tries) == before + 1
+    assert opened({**shares, 9: b"no!"}, 9, right)[0] is None
 
 
 def test_wrong_arguments_are_refused():

@@ -90,7 +90,7 @@ class SecureClient(ClientMachine):
         current = self._participant
         if current is not None and (current.round, current.attempt) == (asked.base, asked.attempt):
             return current.again()
-        if current is not None and current.opened:
+        if current is not None and current.survivors:
             self._unmasked = current.round
         if asked.base <= self._unmasked:
             text = f"round {asked.base} was unmasked before: its sum is not masked again"
@@ -147,9 +147,5 @@ def settings_of(federation: Federation) -> masking.SecureAggregation:
         raise masking.SecureAggregationError("this federation has no secure aggregation")
     settings = masking.SecureAggregation.from_dict(federation.secure)
     settings.require(federation)
-    if any(len(plan.mechanism.rounds) > 1 for plan in federation.plans):
-        raise masking.SecureAggregationError(
-            "clients may miss a round, so all rounds need one noise multiplier and sampling: plan "
-            "rounds of one kind"
-        )
+    masking.require_steady(federation)
     return settings

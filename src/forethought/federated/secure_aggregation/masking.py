@@ -17,9 +17,9 @@ colluders). If all of this fails, each client's noised sum still has its own pla
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass
-from itertools import combinations
+from itertools import chain, combinations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -158,7 +158,7 @@ def _tables() -> tuple[_Bytes, NDArray[np.int64]]:
 _POWERS, _LOGARITHMS = _tables()
 
 
-def _times(one: _Bytes, other: _Bytes) -> _Bytes:
+def _times(one: _Bytes, other: NDArray[Any]) -> _Bytes:
     product = _POWERS[_LOGARITHMS[one] + _LOGARITHMS[other]]
     return np.where((one == 0) | (other == 0), np.uint8(0), product)
 
@@ -182,14 +182,12 @@ def split(
         raise ValueError(f"a threshold of {threshold} does not go with {len(points)} shares")
     drawn = np.frombuffer(entropy((threshold - 1) * len(secret)), np.uint8)
     higher = drawn.reshape(threshold - 1, len(secret))
-    shares = {}
-    for point in points:
-        at = np.full(1, point, np.uint8)
-        value = np.zeros(len(secret), np.uint8)
-        for coefficient in higher[::-1]:  # Horner, from the highest power down
-            value = _times(value ^ coefficient, at)
-        shares[point] = (value ^ np.frombuffer(secret, np.uint8)).tobytes()
-    return shares
+    at = np.array(points)[:, None]
+    values = np.zeros((len(points), len(secret)), np.uint8)
+    for coefficient in higher[::-1]:  # Horner, from the highest power down
+        values = _times(values ^ coefficient, at)
+    values ^= np.frombuffer(secret, np.uint8)
+    return {point: value.tobytes() for point, value in zip(points, values, strict=True)}
 
 
 def combine(shares: Mapping[int, bytes], threshold: int) -> bytes:
@@ -203,41 +201,44 @@ def combine(shares: Mapping[int, bytes], threshold: int) -> bytes:
     chosen = dict(sorted(shares.items())[:threshold])
     if len({len(share) for share in chosen.values()}) != 1:
         raise ValueError("shares of one secret have one length")
-    secret = np.zeros(len(next(iter(chosen.values()))), np.uint8)
-    for point, share in chosen.items():
-        exponent = 0
-        for other in chosen:
-            if other != point:  # other/(other − point); in this field minus equals plus (XOR)
-                exponent += int(_LOGARITHMS[other]) - int(_LOGARITHMS[other ^ point])
-        secret ^= _times(np.frombuffer(share, np.uint8), np.full(1, _POWERS[exponent % 255]))
-    return secret.tobytes()
+    points = np.array(list(chosen))
+    values = np.frombuffer(b"".join(chosen.values()), np.uint8).reshape(len(points), -1)
+    # The product of other/(other − point); in this field minus equals plus (XOR). The table's
+    # logarithm of 0 is 0, so a point beside itself adds nothing to the second sum.
+    logarithms = _LOGARITHMS[points]
+    differences = _LOGARITHMS[points[:, None] ^ points].sum(axis=1)
+    factors = _POWERS[(logarithms.sum() - logarithms - differences) % 255]
+    found: bytes = np.bitwise_xor.reduce(_times(values, factors[:, None])).tobytes()
+    return found
 
 
 def opened(
-    shares: Mapping[int, bytes], threshold: int, right: Callable[[bytes], bool]
+    shares: Mapping[int, bytes],
+    threshold: int,
+    right: Callable[[bytes], bool],
+    suspects: Collection[int] = (),
 ) -> tuple[bytes | None, set[int]]:
     """The secret despite up to two false shares, and the points of these; None: not found.
 
     Args:
         right: True if its argument is the secret that was shared.
+        suspects: points whose shares of other secrets were false: left out first.
 
     Raises:
-        ValueError: as :func:`combine`.
+        ValueError: shares of different lengths.
     """
     spare = min(len(shares) - threshold, _MOST_FALSE)
-    for count in range(max(spare, 0) + 1):
-        for left_out in combinations(sorted(shares), count):
-            rest = {point: share for point, share in shares.items() if point not in left_out}
-            secret = combine(rest, threshold)
-            if not right(secret):
-                continue
-            good = dict(sorted(rest.items())[: threshold - 1])
-            others = set(shares) - set(good)
-            return secret, {
-                point
-                for point in others
-                if combine({**good, point: shares[point]}, threshold) != secret
-            }
+    tries = (combinations(sorted(shares), count) for count in range(spare + 1))
+    for left_out in chain([tuple(suspects)], *tries):
+        rest = {point: share for point, share in shares.items() if point not in left_out}
+        if len(rest) < threshold or not right(secret := combine(rest, threshold)):
+            continue
+        good = dict(sorted(rest.items())[: threshold - 1])
+        return secret, {
+            point
+            for point in shares.keys() - good.keys()
+            if combine({**good, point: shares[point]}, threshold) != secret
+        }
     return None, set()
 
 
@@ -336,11 +337,21 @@ class SecureAggregation:
             raise SecureAggregationError(
                 f"a round asks {asked} clients, secure aggregation is set for {self.clients}"
             )
+        if federation.cohort is not None:
+            require_steady(federation)
+        plans = federation.plans
+        if any(plan.clip.rule == "quantile" for plan in plans):
+            raise SecureAggregationError(
+                "the clip rule 'quantile' gives every client a norm of its own, and noise in "
+                "proportion: where another's is smaller, it hides too little. Take the rule 'flat'"
+            )
+        # In every round all clients need the same grid step and the same noise.
+        noises = ([(part.count, part.noise_multiplier) for part in one.mechanism] for one in plans)
         kinds = {
-            (plan.noise, plan.clip, plan.contribution.kind, *_noises(plan))
-            for plan in federation.plans
+            (plan.noise, plan.clip, plan.contribution.kind, *noise)
+            for plan, noise in zip(plans, noises, strict=True)
         }
-        if any(plan.noise != "grid" for plan in federation.plans) or len(kinds) > 1:
+        if any(plan.noise != "grid" for plan in plans) or len(kinds) > 1:
             raise SecureAggregationError(
                 "clients that are summed have noise='grid', one clipping and one noise multiplier "
                 "in every round: give all plans the same (sizes and sampling rates may differ)"
@@ -356,9 +367,18 @@ class SecureAggregation:
         return build(cls, values, "secure aggregation")
 
 
-def _noises(plan: Any) -> tuple[tuple[int, float], ...]:
-    # In every round all clients need the same grid step and the same noise.
-    return tuple((part.count, part.noise_multiplier) for part in plan.mechanism)
+def require_steady(federation: Federation) -> None:
+    """Refuse noise that changes with the round, where clients may miss rounds.
+
+    Raises:
+        SecureAggregationError: a client that missed a round would add other noise to a sum.
+    """
+    plans = federation.plans
+    if any(len(plan.mechanism.rounds) > 1 or plan.clip.final is not None for plan in plans):
+        raise SecureAggregationError(
+            "clients may miss rounds, as those of a cohort do, so all rounds need one noise "
+            "multiplier, sampling and clip norm: plan rounds of one kind, or leave the cohort out"
+        )
 
 
 # Cryptography: key agreement, masks from a key, and sealed shares.

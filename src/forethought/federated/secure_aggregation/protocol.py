@@ -11,6 +11,7 @@ import secrets
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from hashlib import sha256
 from itertools import pairwise
 from typing import Any
@@ -21,6 +22,7 @@ from numpy.typing import NDArray
 from forethought.exchange.events import Alarm, Done, Effect, Received, Send, Wake, Woken
 from forethought.exchange.messages import SERVER, Framed, Integers, register
 from forethought.federated.secure_aggregation import masking
+from forethought.federated.secure_aggregation.masking import SecureAggregationError
 
 KEYS_BYTES, SIGNATURE_BYTES, SHARE_BYTES = 64, 64, 32
 # Two shares and the 16-byte tag of AES-GCM.
@@ -161,14 +163,6 @@ Sign = Callable[[bytes], bytes]
 Verify = Callable[[int, bytes, bytes], bool]
 
 
-class _AnsweredError(masking.SecureAggregationError):
-    """A message of the server that is refused, with an answer to it."""
-
-    def __init__(self, text: str, answer: Any) -> None:
-        super().__init__(text)
-        self.answer = answer
-
-
 class Participant:
     """One client's machine for one attempt at one round.
 
@@ -183,7 +177,8 @@ class Participant:
         within: the permitted clients; a roster with any other client is refused; None: no limit.
 
     Attributes:
-        opened: True if it revealed shares; then the round's sum is not masked again.
+        survivors: the clients for whose sum it revealed shares, after which the round's sum is not
+            masked again; (): it revealed none.
         masked_with: the roster with which the sent sum was masked; None: no sum was sent.
     """
 
@@ -201,18 +196,21 @@ class Participant:
         within: frozenset[int] | None = None,
     ) -> None:
         self.settings, self.round, self.me = settings, round, me
-        self.number, self.attempt, self._within = number, attempt, within
+        self.attempt, self._within = attempt, within
         self._entropy, self._verify = entropy, verify
+        self._head = number, round, attempt
         run_id = self._run_id = attempted(run_id, attempt)
+        self._about = partial(about, run_id, round)
         self._sealing, self._masking, self._own = (entropy(masking.KEY_BYTES) for _ in range(3))
         keys = masking.public_key(self._sealing) + masking.public_key(self._masking)
         content = signed(run_id, round, me, keys)
-        self._keys = MaskKeys(number, round, attempt, keys, b"" if sign is None else sign(content))
+        self._keys = MaskKeys(*self._head, keys, b"" if sign is None else sign(content))
         self._roster: dict[int, bytes] = {}
         self._held: dict[int, tuple[bytes, bytes]] = {}
         self._elements: masking.Ring | None = None
         self._masked: MaskedSum | None = None
-        self._answered: tuple[tuple[int, ...], Unmasking] | None = None
+        self.masked_with: frozenset[int] | None = None
+        self.survivors: tuple[int, ...] = ()
         self._last: Any = self._keys
 
     def begin(self) -> list[Effect]:
@@ -222,16 +220,6 @@ class Participant:
     def again(self) -> list[Effect]:
         """Send the last message again, for example after a lost connection."""
         return [Send(SERVER, self._last)]
-
-    @property
-    def opened(self) -> bool:
-        """True if this client revealed shares."""
-        return self._answered is not None
-
-    @property
-    def masked_with(self) -> frozenset[int] | None:
-        """The roster with which the sent sum was masked; None: no sum was sent."""
-        return None if self._masked is None else frozenset(self._roster)
 
     def _say(self, message: Any) -> list[Effect]:
         self._last = message
@@ -244,7 +232,7 @@ class Participant:
             SecureAggregationError: a second sum for one round: their difference would be exposed.
         """
         if self._elements is not None:
-            raise masking.SecureAggregationError(
+            raise SecureAggregationError(
                 f"round {self.round} has its sum: a second one under the same masks would expose "
                 "the difference of both"
             )
@@ -254,98 +242,85 @@ class Participant:
     def handle(self, event: Received) -> list[Effect]:
         """Handle a message of the server; an invalid message leaves the state unchanged."""
         message = event.message
-        of = (getattr(message, "base", None), getattr(message, "attempt", None))
-        if event.sender != SERVER or of != (self.round, self.attempt):
+        if event.sender != SERVER or not _is_of(message, self.round, self.attempt):
             return [Alarm("secure-stray", f"round {self.round}: a message of another round")]
-        steps: dict[type, Callable[[Any], list[Effect]]] = {
-            MaskRoster: self._on_roster,
-            MaskDelivery: self._on_delivery,
-            Survivors: self._on_survivors,
-        }
-        step = steps.get(type(message))
-        if step is None:
-            return [Alarm("secure-kind", f"{type(message).__name__} is not for a participant")]
         try:
-            return step(message)
+            match message:
+                case MaskRoster():
+                    return self._on_roster(message)
+                case MaskDelivery():
+                    return self._on_delivery(message)
+                case Survivors():
+                    return self._on_survivors(message)
         except ValueError as error:
-            alarm: list[Effect] = [Alarm("secure-refused", f"round {self.round}: {error}")]
-            answer = self._say(error.answer) if isinstance(error, _AnsweredError) else []
-            return [*alarm, *answer]
+            return self._refused(str(error))
+        return [Alarm("secure-kind", f"{type(message).__name__} is not for a participant")]
+
+    def _refused(self, text: str) -> list[Effect]:
+        return [Alarm("secure-refused", f"round {self.round}: {text}")]
 
     def _on_roster(self, message: MaskRoster) -> list[Effect]:
         clients = _clients(message.clients)
         if self._roster:
             if tuple(self._roster) != clients:
-                raise masking.SecureAggregationError("a second roster for one round")
+                raise SecureAggregationError("a second roster for one round")
             return []
-        if self.me not in clients or len(clients) < self.settings.threshold:
-            raise masking.SecureAggregationError(
-                f"a roster of {len(clients)} clients, of which {self.settings.threshold} are needed"
-            )
-        if len(clients) > self.settings.clients:
-            raise masking.SecureAggregationError(
-                f"a roster of {len(clients)} clients, the federation asks {self.settings.clients}"
+        least, most = self.settings.threshold, self.settings.clients
+        if self.me not in clients or not least <= len(clients) <= most:
+            raise SecureAggregationError(
+                f"a roster of {len(clients)} clients, not of {least} to {most} with this one"
             )
         if self._within is not None and not self._within.issuperset(clients):
-            raise _AnsweredError(
+            alarm = self._refused(
                 "its sum left behind the masks of other clients before: with somebody new it could "
-                "be opened twice, and its noise would count once",
-                no_part(self.number, self.round, self.attempt),
+                "be opened twice, and its noise would count once"
             )
+            return alarm + self._say(no_part(*self._head))
         roster = pieces(message.keys, KEYS_BYTES, clients)
         if roster[self.me] != self._keys.keys:
-            raise masking.SecureAggregationError(
-                "the roster has other keys for this client than its own"
-            )
+            raise SecureAggregationError("the roster has other keys for this client than its own")
         if self._verify is not None:
             signatures = pieces(message.signatures, SIGNATURE_BYTES, clients)
             for client, signature in signatures.items():
                 content = signed(self._run_id, self.round, client, roster[client])
                 if not self._verify(client, content, signature):
-                    raise masking.SecureAggregationError(
-                        f"the keys of client {client} are not its own"
-                    )
-        points = {client: place + 1 for place, client in enumerate(clients)}
-        needed = self.settings.threshold
-        of_key = masking.split(self._masking, list(points.values()), needed, self._entropy)
-        of_own = masking.split(self._own, list(points.values()), needed, self._entropy)
-        sealed, others = [], []
-        for client, point in points.items():
-            shares = (of_own[point], of_key[point])
+                    raise SecureAggregationError(f"the keys of client {client} are not its own")
+        points = list(range(1, len(clients) + 1))
+        of_key = masking.split(self._masking, points, least, self._entropy)
+        of_own = masking.split(self._own, points, least, self._entropy)
+        sealed = []
+        for point, client in enumerate(clients, 1):
+            shares = of_own[point], of_key[point]
             if client == self.me:
                 self._held[client] = shares
                 continue
-            key = self._agreed(self._sealing, roster[client][:32], self.me, client, b"seal")
-            about = self._about(self.me, client)
-            sealed.append(masking.seal(key, b"".join(shares), about))
-            others.append(client)
+            pair = self._about(self.me, client)
+            key = masking.agree(self._sealing, roster[client][:32], pair + b"seal")
+            sealed.append(masking.seal(key, b"".join(shares), pair))
         self._roster = roster
-        commitment = committed(self._run_id, self.me, self._own)
-        clients, content = _integers(others), b"".join([*sealed, commitment])
-        return self._say(MaskShares(self.number, self.round, self.attempt, clients, content))
+        others = _integers(client for client in clients if client != self.me)
+        content = b"".join([*sealed, committed(self._run_id, self.me, self._own)])
+        return self._say(MaskShares(*self._head, others, content))
 
     def _on_delivery(self, message: MaskDelivery) -> list[Effect]:
         senders = _clients(message.clients)
         if not self._roster or self.me in senders or not set(senders) <= set(self._roster):
-            raise masking.SecureAggregationError("shares that do not go with the roster")
-        if len(senders) + 1 < self.settings.threshold:
-            raise masking.SecureAggregationError(
-                f"shares of {len(senders) + 1} clients, of which {self.settings.threshold} are "
-                "needed"
-            )
+            raise SecureAggregationError("shares that do not go with the roster")
+        count, needed = len(senders) + 1, self.settings.threshold
+        if count < needed:
+            raise SecureAggregationError(f"shares of {count} clients, of which {needed} are needed")
         if len(self._held) > 1:
             return []
         held = dict(self._held)
         for client, sealed in pieces(message.sealed, SEALED_BYTES, senders).items():
-            key = self._agreed(self._sealing, self._roster[client][:32], client, self.me, b"seal")
+            pair = self._about(client, self.me)
+            key = masking.agree(self._sealing, self._roster[client][:32], pair + b"seal")
             try:
-                content = masking.unseal(key, sealed, self._about(client, self.me))
+                content = masking.unseal(key, sealed, pair)
             except ValueError as error:
-                accused = _integers([client])
-                raise _AnsweredError(
-                    f"the shares of client {client}: {error}",
-                    MaskShares(self.number, self.round, self.attempt, accused, b""),
-                ) from None
+                complaint = MaskShares(*self._head, _integers([client]), b"")
+                alarm = self._refused(f"the shares of client {client}: {error}")
+                return alarm + self._say(complaint)
             held[client] = (content[:SHARE_BYTES], content[SHARE_BYTES:])
         self._held = held
         return self._mask_if_ready()
@@ -356,40 +331,31 @@ class Participant:
         if self._masked is None:
             bits, hidden = self.settings.bits, self._elements.copy()
             masking.add_mask(hidden, self._own, 1, bits)
-            for client in self._held:
-                if client != self.me:
-                    low, high = min(client, self.me), max(client, self.me)
-                    key = self._agreed(self._masking, self._roster[client][32:], low, high, b"mask")
-                    masking.add_mask(hidden, key, 1 if self.me < client else -1, bits)
+            for client in self._held.keys() - {self.me}:
+                public = self._roster[client][32:]
+                _mask_pair(hidden, self._about, self._masking, public, self.me, client, bits)
             content = masking.pack(hidden & masking.mask(bits), bits)
-            self._masked = MaskedSum(self.number, self.round, self.attempt, content)
+            self._masked = MaskedSum(*self._head, content)
+            self.masked_with = frozenset(self._roster)
         return self._say(self._masked)
 
     def _on_survivors(self, message: Survivors) -> list[Effect]:
         survivors = _clients(message.clients)
-        if self._answered is not None:
-            if self._answered[0] != survivors:
-                raise masking.SecureAggregationError("a second list of survivors for one round")
-            return self._say(self._answered[1])
+        if self.survivors:
+            if self.survivors != survivors:
+                raise SecureAggregationError("a second list of survivors for one round")
+            return self.again()
         if self._masked is None or not set(survivors) <= set(self._held):
-            raise masking.SecureAggregationError("survivors that never masked")
+            raise SecureAggregationError("survivors that never masked")
         if len(survivors) < self.settings.threshold:
-            raise masking.SecureAggregationError(
+            raise SecureAggregationError(
                 f"only {len(survivors)} clients survived, {self.settings.threshold} are agreed on: "
                 "their noise would not be enough, so nothing is revealed"
             )
         known = sorted(self._held)
-        chosen = [self._held[client][0 if client in survivors else 1] for client in known]
-        content = b"".join(chosen)
-        answer = Unmasking(self.number, self.round, self.attempt, _integers(known), content)
-        self._answered = (survivors, answer)
-        return self._say(answer)
-
-    def _agreed(self, private: bytes, public: bytes, one: int, other: int, use: bytes) -> bytes:
-        return masking.agree(private, public, self._about(one, other) + use)
-
-    def _about(self, one: int, other: int) -> bytes:
-        return about(self._run_id, self.round, one, other)
+        content = b"".join(self._held[client][client not in survivors] for client in known)
+        self.survivors = survivors
+        return self._say(Unmasking(*self._head, _integers(known), content))
 
 
 def about(run_id: bytes, round: int, one: int, other: int) -> bytes:
@@ -397,11 +363,35 @@ def about(run_id: bytes, round: int, one: int, other: int) -> bytes:
     return run_id + b"".join(value.to_bytes(8, "big") for value in (round, one, other))
 
 
-def _clients(values: Any) -> tuple[int, ...]:
-    clients = tuple(int(value) for value in values)
+def _mask_pair(
+    into: masking.Ring,
+    about: Callable[[int, int], bytes],
+    private: bytes,
+    public: bytes,
+    me: int,
+    other: int,
+    bits: int,
+) -> None:
+    """Add in place the mask that the client ``me`` shares with ``other``, with its sign."""
+    key = masking.agree(private, public, about(min(me, other), max(me, other)) + b"mask")
+    masking.add_mask(into, key, 1 if me < other else -1, bits)
+
+
+def _is_of(message: Any, round: int, attempt: int) -> bool:
+    """True if the message is of this attempt at this round."""
+    ours = isinstance(message, OfAttempt)
+    return ours and (message.base, message.attempt) == (round, attempt)
+
+
+def _clients(values: Integers) -> tuple[int, ...]:
+    clients = tuple(values.tolist())
     if any(after <= before for before, after in pairwise((-1, *clients))):
-        raise masking.SecureAggregationError("a list of clients that is not in ascending order")
+        raise SecureAggregationError("a list of clients that is not in ascending order")
     return clients
+
+
+def _integers(clients: Iterable[int]) -> Integers:
+    return np.array(list(clients), dtype=np.int64)
 
 
 # The server's side of one secure round: it collects, relays, adds up, and removes the masks.
@@ -452,9 +442,11 @@ class Aggregator:
         self.total: masking.Ring | None = None
         self.survivors: tuple[int, ...] = ()
         self._run_id = attempted(run_id, attempt)
+        self._head = 0, round, attempt
+        self._about = partial(about, self._run_id, round)
         self.asked = tuple(sorted(clients))
         if not settings.threshold <= len(self.asked) <= settings.clients:
-            raise masking.SecureAggregationError(
+            raise SecureAggregationError(
                 f"a cohort of {len(self.asked)}, secure aggregation is set for {settings.clients} "
                 f"of which {settings.threshold} stay"
             )
@@ -469,7 +461,7 @@ class Aggregator:
         self.roster: tuple[int, ...] = ()
         self._told: dict[int, Any] = {}
         self._due = 0.0
-        self._steps: list[tuple[type, Callable[[float], list[Effect]]]] = [
+        self._steps: list[tuple[type[OfAttempt], Callable[[float], list[Effect]]]] = [
             (MaskKeys, self._send_roster),
             (MaskShares, self._deliver),
             (MaskedSum, self._ask_to_unmask),
@@ -500,21 +492,24 @@ class Aggregator:
                 return [Wake(self._due)]
         else:
             message, sender = event.message, event.sender
-            of = (getattr(message, "base", None), getattr(message, "attempt", None))
-            if of != (self.round, self.attempt) or sender not in due or sender in answers:
+            ours = _is_of(message, self.round, self.attempt)
+            if not ours or sender not in due or sender in answers:
                 return []  # late, duplicated or of another round: ignored
             if takes_no_part(message):
                 self.refused.add(sender)
             elif kind is MaskedSum and isinstance(message, MaskShares) and not message.sealed:
                 self.refused.add(sender)
-                alarms += self._blame(sender, map(int, message.clients))
+                # Only clients of the round: a list of others could be of any length.
+                alarms += self._blame(
+                    sender, sorted({*self.roster}.intersection(message.clients.tolist()))
+                )
             elif type(message) is kind:
                 try:
                     answers[sender] = self._checked(message)
                 except ValueError as error:
                     alarms.append(Alarm("secure-malformed", f"client {sender}: {error}"))
                     self._waived.add(sender)
-                self.numbers[sender] = int(getattr(message, "round", 0))
+                self.numbers[sender] = message.round
                 if isinstance(message, MaskKeys) and not self._signed(sender, message):
                     answers.pop(sender, None)
                     self.refused.add(sender)
@@ -524,11 +519,9 @@ class Aggregator:
                 return []
             if not set(self._expected()) - self._waived <= answers.keys():
                 return alarms
-        if len(answers) < self.settings.threshold and not self._step:
-            return [*alarms, *self.begin(event.now)]
         if len(answers) < self.settings.threshold:
             few = f"{len(answers)} of {self.settings.threshold} clients needed"
-            return [*alarms, *self._lose(few)]
+            return [*alarms, *(self._lose(few) if self._step else self.begin(event.now))]
         return [*alarms, *advance(event.now)]
 
     def _expected(self) -> tuple[int, ...]:
@@ -564,9 +557,7 @@ class Aggregator:
 
     def again(self, client: int) -> list[Effect]:
         """Send a client its last message again, for example after a lost connection."""
-        if client in self._told:
-            return [Send(client, self._told[client])]
-        return []
+        return [Send(client, self._told[client])] if client in self._told else []
 
     def _lose(self, why: str) -> list[Effect]:
         self._step = len(self._steps)
@@ -576,7 +567,7 @@ class Aggregator:
         keys = dict(sorted(self._answers[MaskKeys].items()))
         self.roster = tuple(keys)
         found, signatures = map(b"".join, zip(*keys.values(), strict=True))
-        roster = MaskRoster(0, self.round, self.attempt, _integers(keys), found, signatures)
+        roster = MaskRoster(*self._head, _integers(keys), found, signatures)
         return self._next(now, dict.fromkeys(keys, roster))
 
     def _deliver(self, now: float) -> list[Effect]:
@@ -595,8 +586,7 @@ class Aggregator:
         for client in sorted(shares):
             senders = [other for other in sorted(shares) if other != client]
             sealed = b"".join(shares[other][client] for other in senders)
-            clients = _integers(senders)
-            deliveries[client] = MaskDelivery(0, self.round, self.attempt, clients, sealed)
+            deliveries[client] = MaskDelivery(*self._head, _integers(senders), sealed)
         return [*alarms, *self._next(now, deliveries)]
 
     def _lied(self, client: int, what: str) -> Effect:
@@ -614,58 +604,53 @@ class Aggregator:
 
     def _ask_to_unmask(self, now: float) -> list[Effect]:
         self.survivors = tuple(sorted(self._answers[MaskedSum]))
-        message = Survivors(0, self.round, self.attempt, _integers(self.survivors))
+        message = Survivors(*self._head, _integers(self.survivors))
         return self._next(now, dict.fromkeys(self.survivors, message))
 
     def _open(self, _now: float) -> list[Effect]:
         masked, bits = self._answers[MaskedSum], self.settings.bits
         keys = {client: found for client, (found, _) in self._answers[MaskKeys].items()}
-        points = {client: place + 1 for place, client in enumerate(sorted(keys))}
         total = np.zeros(self.size, np.uint64)
         for elements in masked.values():
             total += elements
         alarms: list[Effect] = []
-        revealed: dict[int, dict[int, bytes]] = {}
-        for client, given in self._answers[Unmasking].items():
-            if set(given) == set(self._answers[MaskShares]):
-                revealed[client] = given
-                continue
-            alarms.append(self._lied(client, "what it reveals"))
+        revealed: dict[int, dict[int, bytes]] = {}  # by the point of who reveals
+        for point, client in enumerate(self.roster, 1):
+            given = self._answers[Unmasking].get(client)
+            if given is not None and given.keys() == self._answers[MaskShares].keys():
+                revealed[point] = given
+            elif given is not None:
+                alarms.append(self._lied(client, "what it reveals"))
         if len(revealed) < self.settings.threshold:
             return [*alarms, *self._lose(f"{len(revealed)} clients revealed all that they hold")]
+        suspects: set[int] = set()
         for client in sorted(self._answers[MaskShares]):
-            shares = {points[who]: given[client] for who, given in revealed.items()}
+            shares = {point: given[client] for point, given in revealed.items()}
 
             def right(secret: bytes, client: int = client) -> bool:
                 if client in masked:
                     return committed(self._run_id, client, secret) == self._committed[client]
                 return bool(masking.public_key(secret) == keys[client][32:])
 
-            secret, false = masking.opened(shares, self.settings.threshold, right)
-            who = sorted(keys)
-            alarms += [e for point in sorted(false) for e in self._blame(who[point - 1], [client])]
+            secret, false = masking.opened(shares, self.settings.threshold, right, suspects)
+            suspects |= false
+            for point in sorted(false):
+                alarms += self._blame(self.roster[point - 1], [client])
             if secret is None:
                 what = "mask" if client in masked else "key"
                 if len(revealed) > self.settings.threshold:  # else one false share explains it
-                    others = revealed.keys() - {client}
+                    others = {self.roster[point - 1] for point in revealed} - {client}
                     self.blamed |= {frozenset((client, other)) for other in others}
                 lost = self._lose(f"the shares of client {client}'s {what} do not give its {what}")
                 return [*alarms, *lost]
             if client in masked:
                 masking.add_mask(total, secret, -1, bits)
                 continue
-            for other in masked:  # remove the pairwise masks with the client that dropped out
-                low, high = min(client, other), max(client, other)
-                purpose = about(self._run_id, self.round, low, high) + b"mask"
-                key = masking.agree(secret, keys[other][32:], purpose)
-                masking.add_mask(total, key, -1 if other < client else 1, bits)
+            for other in masked:  # cancel the others' masks with the client that dropped out
+                _mask_pair(total, self._about, secret, keys[other][32:], client, other, bits)
         self.total = total & masking.mask(bits)
         self._step = len(self._steps)
         return [*alarms, Done(OPENED)]
-
-
-def _integers(clients: Any) -> Any:
-    return np.array(list(clients), dtype=np.int64)
 
 
 # One secure round in memory: participants and aggregator with messages that may get lost.
@@ -702,7 +687,7 @@ def secure_sum(
     """
     sizes = {len(vector) for vector in sums.values()}
     if len(sizes) != 1:
-        raise masking.SecureAggregationError(f"sums of different lengths: {sorted(sizes)}")
+        raise SecureAggregationError(f"sums of different lengths: {sorted(sizes)}")
     server = Aggregator(settings, run_id, round, list(sums), sizes.pop())
     clients = {client: Participant(settings, run_id, round, client, entropy) for client in sums}
     waiting: deque[tuple[int, Send]] = deque()
@@ -733,7 +718,7 @@ def secure_sum(
         receiver = server if effect.to == SERVER else clients[effect.to]
         take(effect.to, receiver.handle(event))
     if server.total is None:
-        raise masking.SecureAggregationError(
+        raise SecureAggregationError(
             f"round {round} is lost: more than {settings.dropouts} of {settings.clients} clients "
             "dropped out, so nothing was revealed"
         )
