@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 import numpy as np
 import pytest
 
@@ -123,8 +121,7 @@ def test_the_statement_says_what_is_left_of_the_times() -> None:
 
 
 def test_a_cadence_and_secure_aggregation_are_refused_together() -> None:
-    words = re.escape("not at a cadence: leave one of the two out")
-    with pytest.raises(FederationError, match=words):
+    with pytest.raises(FederationError, match="at no cadence"):
         federation(exchanged="gradients", cadence=5.0, secure={"clients": 3})
     with pytest.raises(ValueError, match="cadence"):
         federation(cadence=0.0)

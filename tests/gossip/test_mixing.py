@@ -304,5 +304,5 @@ def test_kinds_are_told_apart():
 
 def test_a_broken_tournament_would_be_noticed(monkeypatch):
     monkeypatch.setattr(pairing, "opponent", lambda player, players, round: 0)
-    with pytest.raises(MixingError, match="no matching"):
+    with pytest.raises(MixingError, match="doubly stochastic"):
         Mixing("matchings", make("complete", 5)).check()

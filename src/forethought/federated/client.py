@@ -198,9 +198,8 @@ class ClientMachine:
             return []
         self._halted = True
         text = (
-            f"the server sends model {model.base} and sent model {self.base} before: its journal "
-            "was set back. Restore the server's newest journal, and start this client again; its "
-            "own ledger is whole"
+            f"the server sends model {model.base} after {self.base}: its journal was set back. "
+            "Restore its newest journal, and start this client again; its own ledger is whole"
         )
         return [on.Alarm("server set back", text), on.Done("server set back")]
 

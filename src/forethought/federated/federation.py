@@ -83,8 +83,7 @@ class Delay:
             except Exception as error:
                 raise ValueError(
                     f"delay {self.kind!r} called with 0, 1 failed with {type(error).__name__}: "
-                    f"{error}; give a function of two whole numbers, k and i, that returns True "
-                    "or False"
+                    f"{error}; give a function of k and i that returns True or False"
                 ) from error
             return lambda k, i: k >= i or bool(chosen(k, i))
         named, most = DELAYS[self.kind], self.most
@@ -290,29 +289,22 @@ class Federation(Agreement):
             most = self.updates_of(plan)
             if self.first_round(most) != plan.rounds:
                 raise FederationError(
-                    f"a plan of {plan.rounds} rounds does not divide into updates of "
-                    f"{local_words(self.local_rounds)} local rounds: {most} updates take "
+                    f"a plan of {plan.rounds} rounds does not divide into updates: {most} take "
                     f"{self.first_round(most)}, one more takes {self.first_round(most + 1)}"
                 )
 
     def _check_rule(self) -> None:
         if self.exchanged == "gradients" and self.local_rounds != 1:
-            raise FederationError(
-                "exchanged 'gradients' are of one round: set local_rounds to 1, or exchange "
-                "'weights'"
-            )
+            raise FederationError("exchanged 'gradients' are of one round: set local_rounds to 1")
         if self.rule != "synchronous":
             if self.exchanged != "gradients":
                 raise FederationError(
-                    f"the rule {self.rule!r} adds noised gradients as they come: set exchanged to "
-                    "'gradients'"
+                    f"{self.rule!r} adds updates as they come: exchange 'gradients'"
                 )
             if self.cohort is not None or self.deadline is not None:
                 raise FederationError("cohort and deadline go with the rule 'synchronous'")
             if self.secure is not None:
-                raise FederationError(
-                    "secure aggregation sums a fixed cohort, which only the rule 'synchronous' has"
-                )
+                raise FederationError("secure= sums a fixed cohort: take the rule 'synchronous'")
             if self.robust.kind not in ("mean", "norm-bound") or self.server.kind != "avg":
                 raise FederationError(
                     f"the rule {self.rule!r} applies updates one by one: robust 'mean' or "
@@ -323,10 +315,7 @@ class Federation(Agreement):
         if self.rule == "published" and self.absence is not None:
             raise FederationError("the published rule waits for everyone: absence= contradicts it")
         if self.cadence is not None and self.secure is not None:
-            raise FederationError(
-                "under secure aggregation a masked sum leaves when all keys are agreed on, not at "
-                "a cadence: leave one of the two out"
-            )
+            raise FederationError("masked sums leave at no cadence: leave secure= or cadence= out")
         optional(whole, "cohort", self.cohort, most=len(self.members))
         if self.refreshes:
             self._check_refreshes()
@@ -334,10 +323,8 @@ class Federation(Agreement):
     def _check_refreshes(self) -> None:
         if self.rule == "synchronous" or self.cadence is None:
             raise FederationError(
-                "refreshes are at steps of a cadence, and a synchronous round has one model: give "
-                "cadence= and the rule 'published' or 'asynchronous'. Without a cadence a client's "
-                "speed, which depends on its records, would say which model a record's gradient is "
-                "taken at"
+                "refreshes are at steps of a cadence=, else speeds show which model a record met: "
+                "give it, and the rule 'published' or 'asynchronous'"
             )
         for plan in self.plans:
             if plan.contribution.kind != "examples":
@@ -368,16 +355,12 @@ class Federation(Agreement):
                 "rounds of the federation"
             )
         if self.secure is not None:
-            raise FederationError(
-                "phases change who adds how much noise, and secure aggregation shares one noise "
-                "out among a fixed number of clients: leave one of the two out"
-            )
+            raise FederationError("secure aggregation shares one noise among all: drop phases")
         for plan in self.plans:
             steps = plan.schedule
             if self.rule != "synchronous" and (steps.kind != "constant" or steps.warmup):
                 raise FederationError(
-                    f"under the rule {self.rule!r} a step's size is that of an update's number, "
-                    "which phases that are left out set apart from its place in the plan: take the "
+                    f"under the rule {self.rule!r} step sizes follow updates, not phases: take the "
                     "schedule 'constant' without warmup, or the rule 'synchronous'"
                 )
             if any(part.sampling.rounds_per_epoch > 1 for part in plan.mechanism):

@@ -218,18 +218,12 @@ class Gossip(Agreement):
         for name in ("settle", "pause", "seed"):
             whole(name, getattr(self, name), least=0)
         if self.exchanges > 1 and self.rule != "synchronous":
-            raise GossipError(
-                f"exchanges = {self.exchanges} a round is for the rule 'synchronous': under "
-                f"{self.rule!r} leave it out"
-            )
+            raise GossipError("several exchanges a round are for the rule 'synchronous'")
         if not isinstance(self.stagger, bool | None):
             raise TypeError(f"stagger is true or false, not {self.stagger!r}")
         if self.rule != "asynchronous" and (self.stagger or self.clock != "own"):
             name = "stagger = true" if self.stagger else "clock = 'all'"
-            raise GossipError(
-                f"{name} is for the rule 'asynchronous': under {self.rule!r} workers wait for each "
-                "other and have all made as many rounds; leave it out"
-            )
+            raise GossipError(f"{name} is for the rule 'asynchronous': leave it out")
         self._check_compression()
         if self.tracking and self.momentum:
             raise GossipError("gradient tracking replaces momentum: set one of the two")
@@ -242,9 +236,7 @@ class Gossip(Agreement):
         if kind != "none" and self.rule == "allreduce":
             raise GossipError("compression is for exchanges between neighbours, not 'allreduce'")
         if kind == "top-k" and self.tracking:
-            raise GossipError(
-                "'top-k' is for weights without tracking: take compression 'bf16' with tracking"
-            )
+            raise GossipError("'top-k' is for weights without tracking: take 'bf16'")
         if kind == "top-k" and not self.mixing.mutual:
             raise GossipError(
                 "'top-k' keeps the mean where both ends of a link exchange: take matchings or "
@@ -254,10 +246,8 @@ class Gossip(Agreement):
     def _check_members(self) -> None:
         self.require_members()
         if len(self.members) != self.mixing.graph.size:
-            raise GossipError(
-                f"{len(self.members)} workers on a graph of {self.mixing.graph.size}: give a graph "
-                "of as many"
-            )
+            size = self.mixing.graph.size
+            raise GossipError(f"{len(self.members)} workers on a graph of {size}: give as many")
         for member in self.members:
             self._check_plan(member.name, self.plans[member.plan])
         most = sum(self.plan(worker).rounds for worker in range(self.workers))
@@ -289,9 +279,8 @@ class Gossip(Agreement):
             batch = part.sampling.expected_batch(plan.examples)
             if batch < 1:
                 raise GossipError(
-                    f"worker {name!r} has too little data for its rate: {plan.examples} records "
-                    f"give an expected batch of {batch:.3g}, and it must hold at least one; raise "
-                    "the rate, or leave the worker out"
+                    f"worker {name!r} has too little data for its rate: {plan.examples} records in "
+                    f"batches of {batch:.3g}, not one or more; raise the rate, or leave it out"
                 )
         if self.rule != "asynchronous" and plan.rounds < self.rounds:
             raise GossipError(

@@ -60,17 +60,15 @@ class Graph:
                 raise GraphError(f"worker {one} has an edge to itself: take that edge out")
             if not (0 <= one < self.size and 0 <= other < self.size):
                 raise GraphError(
-                    f"the edge {one} - {other} names a worker that is not among "
-                    f"0 to {self.size - 1}"
+                    f"the edge {one} - {other} names a worker outside 0 to {self.size - 1}"
                 )
             seen.add((min(one, other), max(one, other)))
         settle(self, listed=tuple(sorted(seen)))
         far = self.distances(0)
         if cut := far.count(-1):
             raise GraphError(
-                f"the graph is not connected: from worker 0 only {self.size - cut} of {self.size} "
-                f"workers can be reached (not worker {far.index(-1)}, for one); add an edge "
-                "between the parts"
+                f"the graph is not connected: worker 0 reaches {self.size - cut} of {self.size} "
+                f"workers (not worker {far.index(-1)}, for one); add an edge between the parts"
             )
 
     @cached_property
@@ -218,14 +216,11 @@ def _steps(size: int, strides: list[int]) -> set[Edge]:
 
 
 def _torus(size: int) -> set[Edge]:
-    rows, columns = sides(size)
-    edges = set()
-    for row in range(rows):
-        for column in range(columns):
-            here = row * columns + column
-            edges.add(_ordered(here, (row + 1) % rows * columns + column))
-            edges.add(_ordered(here, row * columns + (column + 1) % columns))
-    return edges
+    columns = sides(size)[1]
+    edges = {_ordered(here, (here + columns) % size) for here in range(size)}
+    return edges | {
+        _ordered(here, here - here % columns + (here + 1) % columns) for here in range(size)
+    }
 
 
 def _hypercube(size: int) -> set[Edge]:

@@ -178,9 +178,9 @@ class Mixing:
         )
 
     def check(self, living: Living = None) -> None:
-        """Check in rational arithmetic that every matrix of this mixing is doubly stochastic.
+        """Check in rational arithmetic that every matrix of a period is doubly stochastic.
 
-        It covers all matchings that can be drawn, or all matrices of a period.
+        For matchings it covers the first draws, as many as there are different ones.
 
         Raises:
             MixingError: a sum is not 1, a weight is negative, or a weight has no edge.
@@ -188,19 +188,6 @@ class Mixing:
         size = self.graph.size
         living = self._fewer(living)
         here = self._here(living)
-        if self.drawn and self._complete:
-            for drawn in range(pairing.rounds(len(here))):
-                others = [pairing.opponent(one, len(here), drawn) for one in range(len(here))]
-                if [others[other] for other in others] != [*range(len(here))]:
-                    raise MixingError(f"round {drawn} of {len(here)} workers is no matching")
-            return
-        if self.drawn:
-            for pairs in self._classes:
-                if len({worker for pair in pairs for worker in pair}) < 2 * len(pairs):
-                    raise MixingError(f"the matching {pairs} has a worker in two pairs")
-                if not all(self.graph.joins(*pair) for pair in pairs):
-                    raise MixingError(f"the matching {pairs} pairs workers who are no neighbours")
-            return
         for step in range(self.period):
             columns = [Fraction(0)] * size
             for worker in here:

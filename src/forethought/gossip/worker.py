@@ -361,9 +361,8 @@ class Machine(ABC):
     def _set_back(self, sender: int, known: int) -> Effects:
         """End this worker: a neighbour knows of more updates than the own ledger has."""
         text = (
-            f"worker {sender} knows of {known} updates of this worker, its ledger has "
-            f"{self.own.updates}: the ledger was set back. Nothing more is released; restore the "
-            "newest ledger"
+            f"worker {sender} knows of {known} updates, the ledger here has {self.own.updates}: "
+            "it was set back. Nothing more is released; restore the newest ledger"
         )
         return [Alarm("ledger set back", text), *self._end("ledger set back")]
 

@@ -280,15 +280,13 @@ class SecureAggregation:
         real("patience", self.patience, above=0)
         if self.honest < 2:
             raise SecureAggregationError(
-                f"of {self.clients} clients {self.dropouts} may drop out and {self.colluders} "
-                f"collude: {self.honest} would be left, and a sum of fewer than two hides nobody. "
-                "Ask more clients, or assume fewer of either"
+                f"without drop-outs and colluders {self.honest} of {self.clients} clients would be "
+                "left, and fewer than two hide nobody: ask more clients, or assume fewer of either"
             )
         if 2 * self.threshold <= self.clients + self.colluders:
             raise SecureAggregationError(
-                f"with {self.dropouts} drop-outs and {self.colluders} colluders of {self.clients} "
-                "clients a server could open two sums of one round: 2·(clients − dropouts) must be "
-                "above clients + colluders"
+                "a server could open two sums of one round: 2·(clients − dropouts) must be above "
+                f"clients + colluders, not {2 * self.threshold} at {self.clients + self.colluders}"
             )
 
     @property
@@ -319,9 +317,8 @@ class SecureAggregation:
             )
         if federation.exchanged != "gradients" or federation.local_rounds != 1:
             raise SecureAggregationError(
-                "secure aggregation sums the noised sums of one round: set exchanged to "
-                "'gradients' and local_rounds to 1. After several local rounds, or a step of the "
-                "client's own optimizer, the noise of other clients protects nothing"
+                "secure aggregation sums the noised sums of one round, else others' noise protects "
+                "nothing: set exchanged to 'gradients' and local_rounds to 1"
             )
         if federation.robust.kind != "mean":
             raise SecureAggregationError(
@@ -329,14 +326,10 @@ class SecureAggregation:
                 "aggregation hides: use 'mean', or do without one of the two"
             )
         if federation.deadline is not None:
-            raise SecureAggregationError(
-                "secure aggregation waits by its own patience: leave the deadline out"
-            )
+            raise SecureAggregationError("masks wait by their own patience: leave the deadline out")
         asked = federation.cohort or len(federation.members)
         if asked != self.clients:
-            raise SecureAggregationError(
-                f"a round asks {asked} clients, secure aggregation is set for {self.clients}"
-            )
+            raise SecureAggregationError(f"a round asks {asked} clients, secure= {self.clients}")
         if federation.cohort is not None:
             require_steady(federation)
         plans = federation.plans

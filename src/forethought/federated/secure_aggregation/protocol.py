@@ -349,8 +349,7 @@ class Participant:
             raise SecureAggregationError("survivors that never masked")
         if len(survivors) < self.settings.threshold:
             raise SecureAggregationError(
-                f"only {len(survivors)} clients survived, {self.settings.threshold} are agreed on: "
-                "their noise would not be enough, so nothing is revealed"
+                f"only {len(survivors)} clients survived: too little noise, so nothing is revealed"
             )
         known = sorted(self._held)
         content = b"".join(self._held[client][client not in survivors] for client in known)
