@@ -219,3 +219,16 @@ def test_large_groups_in_one_part_are_counted_in_whole_numbers():
         one = binom.sf(many - 1, records, 1 / places)
         assert one <= chance * (1 + 1e-9) and chance <= places * one * (1 + 1e-9)
     assert 0 < in_one_part(2000, 250, 10) <= 1
+
+
+def test_laws_without_a_common_cell_are_left_out_of_the_attack():
+    far = Rounds(0.01, 2, WithoutReplacement(10, 10))
+    found = attained(Mechanism(far, Rounds(1.0, 1, FullBatch()), adjacency="zero-out"), 1e-5)
+    assert 0 < found.epsilon <= 20_000
+
+
+def test_a_group_that_is_never_missed_is_in_every_batch():
+    certain = Mechanism(Rounds(0.12, 100, Poisson(0.12), "group", groups=1))
+    always = Mechanism(Rounds(0.12, 100, FullBatch(), "group", groups=1))
+    for delta in (1e-5, 1 - 1e-9):
+        assert exact.epsilon(certain, delta, 10**6) == exact.epsilon(always, delta, 10**6)

@@ -57,6 +57,11 @@ def test_mu_inverts_epsilon_from_below(epsilon, log_delta):
     assert float(oracle(epsilon, mu * (1 + 1e-8))) > delta * (1 - 1e-7)
 
 
+@pytest.mark.parametrize(("epsilon", "delta"), [(1e-90, 1e-80), (0.0, 1e-70), (1e-300, 1e-300)])
+def test_mu_is_never_above_a_tiny_one(epsilon, delta):
+    assert gaussian_mu(epsilon, delta) <= 3 * max(epsilon, delta)  # δ(0) is at least μ/3 here
+
+
 def test_impossible_targets_are_refused():
     with pytest.raises(ValueError, match="mu has delta"):
         gaussian_mu(-1.0, 0.1)

@@ -226,10 +226,8 @@ def real_divergence(scale: float, rounding: float = ROUNDING_SCALE) -> float:
         ValueError: r is below ½ or not below s.
     """
     if not _LEAST_SCALE <= rounding < scale:
-        raise ValueError(
-            f"a discrete Gaussian of scale {scale:g} cannot be rounded at scale {rounding:g}: use "
-            "more noise for the grid's step, or a finer grid"
-        )
+        told = f"a discrete Gaussian of scale {scale:g} cannot be rounded at scale {rounding:g}"
+        raise ValueError(f"{told}: use more noise for the grid's step, or a finer grid")
     return _charge(rounding)
 
 
@@ -347,10 +345,8 @@ def _behind_masks(mechanism: Mechanism, details: Details) -> tuple[Mechanism, fl
     gain = math.sqrt(honest - (ROUNDING_SCALE / scale) ** 2)
     divergence *= coordinates * len(mechanism)
     if divergence > 1:
-        raise ValueError(
-            f"noise of scale {scale:g} steps is too coarse for {coordinates:,} coordinates in "
-            f"{len(mechanism):,} rounds: use a finer grid"
-        )
+        where = f"{coordinates:,} coordinates in {len(mechanism):,} rounds"
+        raise ValueError(f"noise of {scale:g} steps is too coarse for {where}: use a finer grid")
     return _scaled(mechanism, gain), divergence
 
 

@@ -183,11 +183,9 @@ class Filter:
         """
         sums = self._with(rounds)
         if not self._fits(sums):
-            raise BudgetExceededError(
-                f"{rounds!r} does not fit into what is left of epsilon {self.budget.epsilon} at "
-                f"delta {self.budget.delta} ({100 * self.fraction_used:.1f} % is spent): stop "
-                "here, or ask for fewer rounds or more noise"
-            )
+            left = f"what is left of {self.budget} ({100 * self.fraction_used:.1f} % is spent)"
+            told = f"{rounds!r} does not fit into {left}"
+            raise BudgetExceededError(f"{told}: stop here, or ask for fewer rounds or more noise")
         self._sums = sums
 
     def affordable(self, rounds: Rounds) -> int:
@@ -225,10 +223,8 @@ class Filter:
             rounds = Mechanism(rounds, adjacency=self.adjacency)
         instance("what is charged", rounds, Mechanism)
         if rounds.adjacency != self.adjacency:
-            raise ValueError(
-                f"this filter accounts under adjacency {self.adjacency!r}, the rounds are stated "
-                f"under {rounds.adjacency!r}"
-            )
+            stated = f"the rounds are stated under {rounds.adjacency!r}"
+            raise ValueError(f"this filter accounts under adjacency {self.adjacency!r}, {stated}")
         return self.costs(rounds)
 
     def costs(self, mechanism: Mechanism) -> tuple[float, ...]:
@@ -262,10 +258,8 @@ class Filter:
             ValueError: another schema, other keys, or values that no filter can have.
         """
         if state.get("schema") != cls.schema:
-            raise ValueError(
-                f"not a {cls.called} this version can read: schema {state.get('schema')!r}, "
-                f"expected {cls.schema!r}"
-            )
+            told = f"schema {state.get('schema')!r}, expected {cls.schema!r}"
+            raise ValueError(f"not a {cls.called} this version can read: {told}")
         orders = () if cls is GaussianFilter else ("orders",)
         exact_keys("filter", state, {"schema", "epsilon", "delta", "adjacency", "spent", *orders})
         return cls._charged(state, state["adjacency"])
@@ -487,10 +481,8 @@ _TRIALS: dict[str, type[Trials]] = {kind.kind: kind for kind in get_args(Trials)
 def require_trials(trials: Trials) -> None:
     """Refuse, with a TypeError, what is no distribution of a number of trials."""
     if not isinstance(trials, Trials):
-        raise TypeError(
-            "trials must be forethought.PoissonTrials or forethought.NegativeBinomialTrials, not "
-            f"{trials!r}: the best of a fixed number of trials is not covered"
-        )
+        told = "trials must be forethought.PoissonTrials or forethought.NegativeBinomialTrials"
+        raise TypeError(f"{told}, not {trials!r}: the best of a fixed number is not covered")
 
 
 def _monotone(orders: Array, values: Array) -> RenyiCurve:
@@ -806,10 +798,8 @@ def selection_interval(
         ValueError: the details are malformed or do not fit the mechanism.
     """
     if group != 1:
-        raise UnsupportedMechanismError(
-            "the theorem on the best of a random number of trials is known here for one record "
-            "only: account with group=1"
-        )
+        told = "the theorem on the best of a random number of trials is for one record"
+        raise UnsupportedMechanismError(f"{told}: account with group=1")
     trials = trials_from_dict(details["trials"])
     exact_keys("training", details["training"], {"epsilon", "delta"})
     others = [Mechanism.from_dict(values) for values in details["candidates"]]
@@ -820,11 +810,8 @@ def selection_interval(
     number = math.inf if stated == "infinity" else real("training epsilon", stated, least=0)
     spent = search_epsilon([mechanism, *others], trials, at)
     if not math.isclose(number, spent, rel_tol=TOLERANCE):
-        raise ValueError(
-            f"the search costs a training record ε = {at_most(spent, '.6g')} at δ = {at:g}, the "
-            f"details say {stated!r}: mechanism, trials and candidates are not "
-            "those they were made for"
-        )
+        told = f"the search costs a training record ε = {at_most(spent, '.6g')} at δ = {at:g}"
+        raise ValueError(f"{told}, the details say {stated!r}: they were made for another search")
     if details["score_noise"] is not None:
         count = count_mechanism(real("score_noise", details["score_noise"], least=0), mechanism)
         upper = max(upper, search_epsilon([count], trials, delta))
@@ -876,15 +863,10 @@ def filter_interval(
     ledger = kind._charged(details, mechanism.adjacency)
     budget, spent = ledger.budget, ledger.costs(mechanism)
     if delta < budget.delta:
-        raise ValueError(
-            f"the filter kept delta = {budget.delta:g}: nothing is proven at {delta:g}. Account at "
-            f"{budget.delta:g} or more"
-        )
+        told = f"the filter kept delta = {budget.delta:g}: nothing is proven at {delta:g}"
+        raise ValueError(f"{told}. Account at {budget.delta:g} or more")
     if not ledger._fits(spent):
-        raise ValueError(
-            f"the stated rounds do not fit into a filter of epsilon {budget.epsilon:g} at delta "
-            f"{budget.delta:g}"
-        )
+        raise ValueError(f"the stated rounds do not fit into a filter of {budget}")
     if not np.allclose(ledger._sums, spent, rtol=_SAME, atol=0):
         raise ValueError("the filter was charged for other rounds than the stated ones")
     return Interval(0.0, budget.epsilon)

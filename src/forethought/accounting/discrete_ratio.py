@@ -182,12 +182,10 @@ class RatioRows:
         rise = float(self._mass[0] @ np.expm1(np.minimum(exponent, 700.0)))
         return math.log1p(max(rise - self._gap, -0.999999))
 
-    def spread(self) -> tuple[float, float]:
-        """Estimates of the mean and the variance of the summed loss."""
+    def variance(self) -> float:
+        """An estimate of the variance of the summed loss."""
         mass, loss = self._mass[0], self._loss[0]
-        mean = float(mass @ loss)
-        count = float(self.few_counts[0])
-        return mean * count, (float(mass @ loss**2) - mean**2) * count
+        return (float(mass @ loss**2) - float(mass @ loss) ** 2) * float(self.few_counts[0])
 
     def tilted(self, tilt: float) -> tuple[float, float, float]:
         """Estimates of mean, variance and third cumulant of the summed loss, tilted."""
@@ -265,7 +263,7 @@ def represented(rows: list[RatioRows]) -> None:
     """Let a few laws represent all similar ones in the choice of lines."""
     if len(rows) <= FEW:
         return
-    alike = sorted(rows, key=lambda row: row.spread()[1] / row.counts[0])
+    alike = sorted(rows, key=lambda row: row.variance() / row.counts[0])
     size = -(-len(rows) // FEW)
     for group in (alike[i : i + size] for i in range(0, len(alike), size)):
         total = math.fsum(float(row.counts[0]) for row in group)

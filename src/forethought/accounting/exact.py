@@ -58,6 +58,7 @@ from forethought.accounting.line_integral import (
     Curve,
     DirectionBound,
     HalfLines,
+    Parts,
     Profile,
     Search,
     alone,
@@ -380,9 +381,7 @@ def _by_one_round(
     return best
 
 
-def composed(
-    counts: Mapping[Pair, int] | Mapping[Pair | DiscreteRatio, int], accuracy: float, asked: Asked
-) -> Bounds:
+def composed(counts: Parts, accuracy: float, asked: Asked) -> Bounds:
     """Bounds on the requested quantity of composed rounds, as sharp as integrals are."""
     if alone(counts):
         return single_part(next(iter(counts)), asked)
@@ -548,10 +547,8 @@ def privacy_loss(
         )
     counts = parts(mechanism, group)
     if only_pairs(counts) is None and not all_integrable(counts):
-        raise UnsupportedMechanismError(
-            "with so little noise random allocation has no curve of its privacy loss here: ask for "
-            "ε or δ instead"
-        )
+        told = "with so little noise random allocation has no curve of its privacy loss"
+        raise UnsupportedMechanismError(f"{told}: ask for ε or δ instead")
     cap = Profile({Pair(((unsampled_distance(mechanism, group), 1.0),)): 1}, swapped=False).bound
     known: list[tuple[list[DirectionBound], list[DirectionBound]]] = [([cap], [cap])]
     known += [_profiles(way, accuracy) for way in alternatives(counts)]
@@ -647,9 +644,8 @@ def _at_once(mechanism: Mechanism, group: int, accuracy: float, asked: Asked) ->
     found = _least(counts, accuracy, asked)
     if found.lower > found.upper:
         raise CertificateError(
-            f"the bounds contradict each other, which is a fault of this library: lower "
-            f"{found.lower!r} above upper {found.upper!r} for {mechanism!r}, {asked}, "
-            f"group={group}, accuracy={accuracy}. Please report it"
+            f"the bounds contradict each other, a fault of this library: {found} for "
+            f"{mechanism!r}, {asked}, {group=}, {accuracy=}. Please report it"
         )
     wanted = asked.delta if found.upper < math.inf else None
     if wanted is not None and gaussian_delta_bounds(most, found.upper).lower > wanted:
@@ -693,12 +689,7 @@ def of_pairs(counts: Mapping[Pair, int], accuracy: float, asked: Asked) -> Bound
     return Bounds(lower, upper)
 
 
-def searched(
-    counts: Mapping[Pair, int] | Mapping[Pair | DiscreteRatio, int],
-    accuracy: float,
-    asked: Asked,
-    upper: float,
-) -> Bounds:
+def searched(counts: Parts, accuracy: float, asked: Asked, upper: float) -> Bounds:
     """Bounds by line integrals; ``upper`` is an upper bound that is already known."""
     delta = asked.delta
     # A coarse line of laws costs nearly as much as a fine one.
@@ -841,11 +832,10 @@ def _searched(
     ends = (spent(low), spent(high))
     meets = [end <= budget.epsilon for end in ends]
     if meets[0] == meets[1]:
+        which = "both meet" if meets[0] else "neither meets"
         raise ValueError(
-            f"no solution in the bracket ({low:g}, {high:g}): ε at δ={budget.delta:g} is "
-            f"{at_most(ends[0])} and {at_most(ends[1])} at its ends, and the budget is "
-            f"{budget.epsilon:g}; "
-            f"{'both meet it' if meets[0] else 'neither meets it'}. Widen the bracket"
+            f"no solution in the bracket ({low:g}, {high:g}): ε is {at_most(ends[0])} and "
+            f"{at_most(ends[1])} at its ends, and {which} {budget}. Widen the bracket"
         )
     # `good` meets the budget, `bad` does not. ε is close to a power of the unknown.
     good, bad = (low, high) if meets[0] else (high, low)
@@ -998,8 +988,8 @@ def _bracket(spent: Callable[[float], float], budget: Budget, rounds: int) -> tu
     while spent(low) <= budget.epsilon:
         low /= 2
         if low < 1e-3:
-            raise ValueError(
-                f"{budget} over {rounds} rounds is met with a noise multiplier of {low:g} already: "
-                "the budget asks for no noise worth the name"
+            told = (
+                f"{budget} over {rounds} rounds is met with a noise multiplier of {low:g} already"
             )
+            raise ValueError(f"{told}: the budget asks for no noise worth the name")
     return low, high

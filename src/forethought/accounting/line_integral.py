@@ -159,8 +159,10 @@ def _expm1(x: transform.Complex) -> transform.Complex:
     )
 
 
-class ErrorCharges(NamedTuple):
-    """Bounds on the part that the transform on a line leaves out.
+class Charged(NamedTuple):
+    """A line integral and its charges: bounds on δ at every ε ≥ 0, sharp near one of them.
+
+    The charges are bounds on the part that the transform on the line leaves out.
 
     Args:
         shift: bound on the change of ε, and of log δ, by the weights' relative errors.
@@ -170,30 +172,23 @@ class ErrorCharges(NamedTuple):
         below: Q-mass that is in no component.
     """
 
+    integral: Integral
     shift: float
     above: float
     disclosed: float
     undisclosed: float
     below: float
 
-
-class Charged(NamedTuple):
-    """A line integral and its charges: bounds on δ at every ε ≥ 0, sharp near one of them."""
-
-    integral: Integral
-    charges: ErrorCharges
-
     def upper(self, epsilon: float) -> float:
         """log of an upper bound on δ(``epsilon``); ∞ if none is known."""
-        scale, high = self.integral.bound(epsilon - self.charges.shift, 1)
+        scale, high = self.integral.bound(epsilon - self.shift, 1)
         # A value that is not positive and finite left the range of a double: no bound.
-        upper = scale + math.log(high) + self.charges.shift if 0 < high < math.inf else math.inf
-        charge = self.charges.above
-        return float(np.logaddexp(upper, math.log(charge))) if charge > 0 else upper
+        upper = scale + math.log(high) + self.shift if 0 < high < math.inf else math.inf
+        return float(np.logaddexp(upper, _log(self.above)))
 
     def lower(self, epsilon: float) -> float:
         """log of a lower bound on δ(``epsilon``); -∞ if none is known."""
-        shift, _, disclosed, undisclosed, lost_below = self.charges
+        _, shift, _, disclosed, undisclosed, lost_below = self
         scale, low = self.integral.bound(epsilon + shift, 0)
         lower = scale + math.log(low) - shift if 0 < low < math.inf else -math.inf
         gain = disclosed * math.exp(-shift)
@@ -267,6 +262,9 @@ def _log(value: float) -> float:
     return math.log(value) if value > 0 else -math.inf
 
 
+Parts = Mapping[Pair, int] | Mapping[Pair | DiscreteRatio, int]
+
+
 class Composition:
     """The composition of rounds in one direction, with total privacy loss L.
 
@@ -275,12 +273,7 @@ class Composition:
         swapped: True composes (Q, P) instead of (P, Q).
     """
 
-    def __init__(
-        self,
-        parts: Mapping[Pair, int] | Mapping[Pair | DiscreteRatio, int],
-        *,
-        swapped: bool = False,
-    ) -> None:
+    def __init__(self, parts: Parts, *, swapped: bool = False) -> None:
         pairs = {p: n for p, n in parts.items() if isinstance(p, Pair)}
         self.distance = math.sqrt(
             math.fsum(n * p.up[0][0] ** 2 for p, n in pairs.items() if p.gaussian)
@@ -319,7 +312,7 @@ class Composition:
     @cached_property
     def deviation(self) -> float:
         """An estimate of the standard deviation of L."""
-        variance = self.distance**2 + sum(r.spread()[1] for r in self.rows)
+        variance = self.distance**2 + sum(rows.variance() for rows in self.rows)
         return max(math.sqrt(max(variance, 0.0)), 1e-150)
 
     def jump(self, delta: float) -> float:
@@ -467,11 +460,10 @@ class Composition:
             self.disclosed = max(self.disclosed, first)
             self.undisclosed += second
 
-    @property
-    def charges(self) -> ErrorCharges:
-        """The bounds on the part that is left out with the current cut."""
+    def charged(self, line: Integral) -> Charged:
+        """The line with bounds on the part that is left out with the current cut."""
         above = self.lost + self.cut_off
-        return ErrorCharges(self.shift, above, self.disclosed, self.undisclosed, self.lost_below)
+        return Charged(line, self.shift, above, self.disclosed, self.undisclosed, self.lost_below)
 
     def chernoff(self, epsilon: float, tilt: float) -> float:
         """A proven upper bound on log δ(``epsilon``), not tight; 0 if none is known.
@@ -510,7 +502,7 @@ class Composition:
             line = self.integral(AnswerRegion(tilt, epsilon, about, 0.0), smoothing, 0.1 * relative)
         except (transform.UnresolvedError, FloatingPointError, OverflowError):
             return False
-        return Charged(line, self.charges).upper(epsilon) <= wanted
+        return self.charged(line).upper(epsilon) <= wanted
 
     def smoothing(self, tilt: float, relative: float) -> float:
         """The τ for which the relative error of δ on the line through ``tilt`` is ``relative``."""
@@ -756,8 +748,7 @@ class Search:
             wanted = self.smoothing * math.sqrt(0.6 * accuracy / self.gap)
             smoothing = min(max(wanted, 0.04 * self.smoothing), 0.9 * self.smoothing)
         try:
-            integral = self.total.integral(place, smoothing, 0.03 * relative)
-            line = Charged(integral, self.total.charges)
+            line = self.total.charged(self.total.integral(place, smoothing, 0.03 * relative))
         except (transform.UnresolvedError, FloatingPointError, OverflowError):
             self._retreat(place, smoothing)
             return
@@ -1021,7 +1012,7 @@ def _log_mixture(z: Array, parts: Side, idle: float, sign: float) -> Array:
 _FEW_COMPONENTS = 4
 
 
-def alone(parts: Mapping[Pair, int] | Mapping[Pair | DiscreteRatio, int]) -> bool:
+def alone(parts: Parts) -> bool:
     """True for a single round whose profile is computed without a line."""
     return sum(parts.values()) == 1 and all(
         isinstance(part, DiscreteRatio)

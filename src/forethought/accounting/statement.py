@@ -246,9 +246,8 @@ def required(
 
 # The combined noise of several releases in one round may differ in the last digits.
 _ROUNDING = 1e-9
-# Names of releases that belong to no round of training.
+# The name of a release that belongs to no round of training.
 SCORE = "score of the trial"
-OF_NO_ROUND = frozenset({SCORE})
 # Names of releases of the preparation, which comes before the rounds of training.
 OF_PREPARATION = frozenset(NAMES.values())
 
@@ -313,11 +312,10 @@ def _left_in(mechanism: Mechanism, releases: Sequence[StatedRelease]) -> Mechani
 
     None if a round has several releases, or if the releases do not fit the mechanism's order.
     """
-    rows = [row for row in releases if row.name not in OF_NO_ROUND]
-    if len({row.name for row in rows}) != 1:
+    if len({row.name for row in releases}) != 1:
         return None
     parts, left = list(mechanism), []
-    for row in rows:
+    for row in releases:
         count = row.count
         while count and parts:
             like = parts.pop(0)
@@ -349,19 +347,19 @@ def difference(
         score_noise: noise multiplier of the scores of trials, where a search accounts for them.
     """
     releases = tuple(releases)
-    for row in releases:
-        if row.name in OF_NO_ROUND and row.noise_multiplier != score_noise:
+    scores = [row for row in releases if row.name == SCORE]
+    for row in scores:
+        if row.noise_multiplier != score_noise:
             return f"{row.name!r} with noise {row.noise_multiplier:.6g} is not accounted"
-    if _count(row for row in releases if row.name == SCORE) > 1:
+    if _count(scores) > 1:
         return f"{SCORE!r} was released more than once, and is accounted once"
-    before = [row for row in releases if row.name in OF_PREPARATION]
-    if before:
+    if before := [row for row in releases if row.name in OF_PREPARATION]:
         left = _after(before, mechanism)
         if left is None:
             return "the preparation of the data was released otherwise than it is accounted"
         mechanism = left
-        releases = tuple(row for row in releases if row.name not in OF_PREPARATION)
-    by_name = _by_name(row for row in releases if row.name not in OF_NO_ROUND)
+    releases = tuple(row for row in releases if row.name not in (*OF_PREPARATION, SCORE))
+    by_name = _by_name(releases)
     if stopped:
         done_rounds = max(map(_count, by_name.values()), default=0)
         if 0 < done_rounds < len(mechanism):
@@ -371,7 +369,7 @@ def difference(
     if not names:
         return f"no release is listed {len(mechanism)} times, once in each round"
     for row in releases:
-        if row.name not in names and row.name not in OF_NO_ROUND:
+        if row.name not in names:
             return f"{row.name!r} was released besides the rounds, and is not accounted"
     every: tuple[Iterable[Rounds | StatedRelease], ...] = (mechanism, *names.values())
     noises = ([(one.noise_multiplier, one.count) for one in ones] for ones in every)
@@ -612,7 +610,30 @@ class Statement:
         Args:
             listed: name of the page that lists the assumptions.
         """
-        return _sentences(self, listed)
+        if not self.private:
+            return _not_private(self)
+        what = "This model is" if self.releases else "A model from these rounds would be"
+        if _of_statistics(self):
+            what = "These statistics are" if self.releases else "These statistics would be"
+        first = (
+            f"{what} ({at_most(self.epsilon.upper)}, {at_most(self.delta, '.3g')})-"
+            f"differentially private for {records(self)} ({self.adjacency}), proven for "
+            f"{self.way.covered}."
+        )
+        rate, power = self.attack[min(1, len(self.attack) - 1)]
+        second = (
+            f"An attacker who wants to tell {sought(self)}, who knows everything but "
+            f"{self.way.unknown(self.mechanism)}, and who accepts {rate:.1%} false alarms, "
+            f"succeeds at most {at_most(power, '.1%')} of the time."
+        )
+        count = len(self.not_covered)
+        third = f"It rests on {len(self.assumptions)} stated assumptions" + (
+            f" and does not cover {count} named {'use' if count == 1 else 'uses'} of the "
+            f"data: read them in {listed}."
+            if count
+            else f", listed in {listed}, and names no use of the data outside it."
+        )
+        return first, second, third
 
     def content(self) -> dict[str, Any]:
         """Every entry except checksum and signature, ready for JSON."""
@@ -760,32 +781,28 @@ def account(
     if group is not None and records_per_person not in (None, group):
         raise ValueError("group and records_per_person are one thing: give one of them")
     together = records_per_person if group is None else group
-    examples: int | None = None
-    clip_norm: float | None = None
-    plan: str | None = None
+    own: dict[str, Any] = {}
     chosen = Caveat("not-stated")
     named = caveats(not_covered)
     randomness = randomness or Randomness(seeded_noise=seeded)
-    if isinstance(plan_or_mechanism, Mechanism):
-        mechanism = plan_or_mechanism
+    given = plan_or_mechanism
+    if isinstance(given, Mechanism):
+        mechanism = given
         if delta is None:
             raise ValueError("a bare mechanism needs delta=, for example 1e-5")
-    elif not isinstance(getattr(plan_or_mechanism, "mechanism", None), Mechanism):
-        raise TypeError(
-            "account takes a plan, as forethought.plan makes one, or a Mechanism, not "
-            f"{type(plan_or_mechanism).__name__}"
-        )
+    elif not isinstance(getattr(given, "mechanism", None), Mechanism):
+        kind = type(given).__name__
+        raise TypeError(f"account takes a plan of forethought.plan or a Mechanism, not {kind}")
     else:
-        mechanism = plan_or_mechanism.mechanism
-        delta = plan_or_mechanism.delta if delta is None else delta
-        examples = plan_or_mechanism.examples
+        mechanism = given.mechanism
+        delta = given.delta if delta is None else delta
         if together is None:
-            together = int(getattr(plan_or_mechanism, "records_per_person", 1))
-        clip_norm = plan_or_mechanism.clip_norm
-        plan = plan_digest(plan_or_mechanism.to_dict())
-        chosen = choice(plan_or_mechanism.hyperparameters)
-        named = (*caveats_of(plan_or_mechanism), *named)
-        randomness = replace(randomness, grid=plan_or_mechanism.noise == "grid")
+            together = int(getattr(given, "records_per_person", 1))
+        own = {"examples": given.examples, "clip_norm": given.clip_norm}
+        own["plan"] = plan_digest(given.to_dict())
+        chosen = choice(given.hyperparameters)
+        named = (*caveats_of(given), *named)
+        randomness = replace(randomness, grid=given.noise == "grid")
     planned = mechanism
     if released is not None:
         mechanism = mechanism.first(released)
@@ -805,9 +822,7 @@ def account(
         randomness=randomness,
         caveats=(*required(mechanism, accountant, randomness), *named, chosen),
         releases=listed(releases),
-        examples=examples,
-        clip_norm=clip_norm,
-        plan=plan,
+        **own,
         **found._asdict(),
     )
 
@@ -876,15 +891,14 @@ def plan_digest(plan: Mapping[str, Any]) -> str:
 
 def _read(values: Any) -> Statement:
     schemas = (STATEMENT_SCHEMA, *UNBOUND_SCHEMAS)
-    if not isinstance(values, dict) or values.get("schema") not in schemas:
-        found = values.get("schema") if isinstance(values, dict) else type(values).__name__
-        maker = values.get("version") if isinstance(values, dict) else None
+    content: dict[str, Any] = {"schema": type(values).__name__}
+    if isinstance(values, dict):
+        content = dict(values)
+    if (schema := content.get("schema")) not in schemas:
+        maker = content.get("version")
         by = f"; it was made by forethought {maker}, which can verify it" if maker else ""
-        raise StatementError(
-            f"not a statement this version can read: schema {found!r}, expected "
-            f"{STATEMENT_SCHEMA!r}{by}"
-        )
-    content = dict(values)
+        told = f"schema {schema!r}, expected {STATEMENT_SCHEMA!r}{by}"
+        raise StatementError(f"not a statement this version can read: {told}")
     signature = content.pop("signature", None)
     if signature is not None and content["schema"] == STATEMENT_SCHEMA:
         raise StatementError("a signature of statements of this schema lies in a file beside them")
@@ -895,8 +909,9 @@ def _read(values: Any) -> Statement:
     exact_keys("epsilon", content["epsilon"], {"lower", "upper"})
     attack = []
     for row in content["attack"]:
-        exact_keys("attack", row, {"false_positive_rate", "true_positive_rate"})
-        attack.append(tuple(real(name, row[name], least=0, most=1) for name in _ATTACK))
+        exact_keys("attack", row, set(_ATTACK))
+        rate, power = (real(name, row[name], least=0, most=1) for name in _ATTACK)
+        attack.append((rate, power))
     if not attack:
         raise StatementError("the statement lists no false-alarm rates: it bounds no attack")
     statement = Statement(
@@ -904,7 +919,7 @@ def _read(values: Any) -> Statement:
         delta=real("delta", content["delta"], above=0, below=1),
         epsilon=Interval(_end(content["epsilon"]["lower"]), _end(content["epsilon"]["upper"])),
         group=whole("group", content["group"]),
-        attack=tuple((rate, power) for rate, power in attack),
+        attack=tuple(attack),
         accountant=dict(content["accountant"]),
         randomness=build(Randomness, content["randomness"]),
         caveats=tuple(map(Caveat.from_dict, content["caveats"])),
@@ -932,9 +947,9 @@ def _same_content(made: Mapping[str, Any], found: Mapping[str, Any]) -> None:
     exact_keys("statement", found, set(made))
     for name, value in made.items():
         if value != found[name] or type(value) is not type(found[name]):
+            told = f"its other entries. Found {_short(found[name])}, expected {_short(value)}"
             raise StatementError(
-                f"the statement was edited after it was made: its {name} is not what follows from "
-                f"its other entries. Found {_short(found[name])}, expected {_short(value)}"
+                f"the statement was edited: its {name} does not follow from {told}"
             )
 
 
@@ -1067,34 +1082,6 @@ def sought(statement: Statement) -> str:
     return f"what {who} {'says' if who.startswith('one ') else 'say'}"
 
 
-def _sentences(statement: Statement, listed: str) -> tuple[str, str, str]:
-    if not statement.private:
-        return _not_private(statement)
-    who = records(statement)
-    what = "This model is" if statement.releases else "A model from these rounds would be"
-    if _of_statistics(statement):
-        what = "These statistics are" if statement.releases else "These statistics would be"
-    first = (
-        f"{what} ({at_most(statement.epsilon.upper)}, {at_most(statement.delta, '.3g')})-"
-        f"differentially private for {who} ({statement.adjacency}), proven for "
-        f"{statement.way.covered}."
-    )
-    rate, power = statement.attack[min(1, len(statement.attack) - 1)]
-    second = (
-        f"An attacker who wants to tell {sought(statement)}, who knows everything but "
-        f"{statement.way.unknown(statement.mechanism)}, and who accepts {rate:.1%} false alarms, "
-        f"succeeds at most {at_most(power, '.1%')} of the time."
-    )
-    count = len(statement.not_covered)
-    third = f"It rests on {len(statement.assumptions)} stated assumptions" + (
-        f" and does not cover {count} named {'use' if count == 1 else 'uses'} of the "
-        f"data: read them in {listed}."
-        if count
-        else f", listed in {listed}, and names no use of the data outside it."
-    )
-    return first, second, third
-
-
 def _not_private(statement: Statement) -> tuple[str, str, str]:
     causes = statement.breaks
     code = causes[0].code if causes else "no-noise"
@@ -1138,14 +1125,13 @@ def _noise(part: Rounds) -> str:
 
 def truth(statement: Statement) -> list[tuple[str, str]]:
     """Pairs (title, text): the reason for a wide interval, and the ε that data sets attain."""
+    s = statement
     wide: list[tuple[str, str]] = []
-    if statement.accountant["kind"] == EXACT:
-        reason = why_wide(statement.mechanism, statement.group, statement.epsilon)
-        wide = [] if reason is None else [("why the ends of ε are apart", reason)]
-    found = statement.attained
+    if s.accountant["kind"] == EXACT and (why := why_wide(s.mechanism, s.group, s.epsilon)):
+        wide = [("why the ends of ε are apart", why)]
+    found, upper = statement.attained, statement.epsilon.upper
     if found is None:
         return wide
-    upper = statement.epsilon.upper
     factor = 1.0 if found.epsilon == upper else upper / found.epsilon
     return [
         *wide,
@@ -1175,30 +1161,20 @@ def numbers(statement: Statement) -> list[tuple[str, str]]:
 
 
 def _done(s: Statement) -> list[str]:
-    lines = []
+    lines = ["Nothing is known to have been released: this is the statement of a plan."]
     if s.releases:
-        lines += ["| released | times | noise multiplier |", "| --- | --- | --- |"]
-        lines += [
-            f"| {_as_text(name)} | {count:,} | {noise} |" for name, count, noise in rows(s.releases)
-        ]
-    else:
-        lines.append("Nothing is known to have been released: this is the statement of a plan.")
-    lines += [
-        "",
-        "| rounds | noise multiplier | sampling | clipped contribution |",
-        "| --- | --- | --- | --- |",
-    ]
-    shown = s.mechanism.rounds[:_MOST_PARTS]
-    lines += [
-        f"| {part.count:,} | {_noise(part)} | {_sampling(part.sampling)} | {_clipped(s, part)} |"
-        for part in shown
-    ]
-    if len(s.mechanism.rounds) > len(shown):
-        lines.append(f"| … {len(s.mechanism.rounds) - len(shown)} more parts | | | |")
-    lines.append("")
-    lines += [f"{text}." for text in s.way.done(s.accountant)]
-    lines += [f"Hyperparameters: {_as_text(s.hyperparameters)}."]
-    return lines
+        lines = ["| released | times | noise multiplier |", "| --- | --- | --- |"]
+        for name, count, noise in rows(s.releases):
+            lines.append(f"| {_as_text(name)} | {count:,} | {noise} |")
+    heads = ("rounds", "noise multiplier", "sampling", "clipped contribution")
+    lines += ["", f"| {' | '.join(heads)} |", "| --- | --- | --- | --- |"]
+    for part in s.mechanism.rounds[:_MOST_PARTS]:
+        cells = (f"{part.count:,}", _noise(part), _sampling(part.sampling), _clipped(s, part))
+        lines.append(f"| {' | '.join(cells)} |")
+    if (more := len(s.mechanism.rounds) - _MOST_PARTS) > 0:
+        lines.append(f"| … {more} more parts | | | |")
+    done = [*s.way.done(s.accountant), f"Hyperparameters: {_as_text(s.hyperparameters)}"]
+    return [*lines, "", *(f"{text}." for text in done)]
 
 
 def _meaning(statement: Statement) -> list[str]:
@@ -1296,9 +1272,8 @@ def disjoint(statements: Mapping[str, Statement]) -> Statement:
     """
     kinds = {(one.adjacency, one.group, one.accountant["kind"]) for one in statements.values()}
     if len(kinds) != 1:
-        raise StatementError(
-            f"statements of one adjacency, group and view have a maximum; these are {kinds or None}"
-        )
+        told = "statements of one adjacency, group and view have a maximum"
+        raise StatementError(f"{told}; these are {kinds or None}")
     delta = max(one.delta for one in statements.values())
     names = ", ".join(sorted(statements)[:20]) + (", …" if len(statements) > 20 else "")
     distinct = {
@@ -1364,10 +1339,8 @@ def shared(
         mechanisms = [done.mechanism(own.adjacency) for own, done in each if len(done)]
     adjacencies = {mechanism.adjacency for mechanism in mechanisms}
     if len(adjacencies) != 1 or len({plan.contribution.kind == "persons" for plan in plans}) > 1:
-        raise StatementError(
-            "releases compose under one adjacency, and of persons or of records, not of both: plan "
-            f"all alike; these have {sorted(adjacencies) or 'none'}"
-        )
+        told = "releases compose under one adjacency, and of persons or of records, not of both"
+        raise StatementError(f"{told}: plan all alike; these have {sorted(adjacencies) or 'none'}")
     whole("holders", holders)
     group = max((plan.records_per_person for plan in plans), default=1)
     detail = f"up to {holders} of {len(mechanisms)} holders"

@@ -125,10 +125,9 @@ def uncorrelated(rounds: Rounds, group: int = 1) -> Rounds:
     if group == 1 and sampling.hides(rounds.count):
         if rounds.strategy.bands > separation:
             raise UnsupportedMechanismError(
-                f"parts that are sampled ({sampling.words()}) need a banded strategy of "
-                f"at most as many bands as parts ({separation}), not "
-                f"{rounds.strategy.bands}: a record's turns would overlap, and no theorem is "
-                "known. Take fewer bands, or rate 1"
+                f"sampled parts ({sampling.words()}) need at most as many bands as parts "
+                f"({separation}), not {rounds.strategy.bands}: a record's turns would overlap, and "
+                "no theorem is known. Take fewer bands, or rate 1"
             )
         size = sensitivity_over_turns(rounds.strategy, min(rounds.count, separation), separation)
         return Rounds(
@@ -290,6 +289,8 @@ def group_hits(rounds: Rounds, group: int) -> GroupHits:
 def one_sided(rounds: Rounds, adjacency: Adjacency, group: int) -> tuple[Pair, int]:
     """The pair of rounds in which hits add to a sum, and the number of charged releases."""
     up, idle, hits = shifts_of(rounds, group, lambda k: rounds.reach(adjacency, k))
+    if idle == 0 and len(up) == 1:  # some record hits for certain, and each hit moves as far
+        return Pair(((up[0][0], 1.0),)), rounds.releases
     return Pair(up, idle=idle, doubt=hits.doubt, lost=hits.lost), rounds.releases
 
 
@@ -326,11 +327,9 @@ def replacing(rounds: Rounds, adjacency: Adjacency, group: int) -> Part:
     plain, count = _combined(rounds, adjacency, group)
     blanked = adjacency == "zero-out" and rounds.clipping == "example"
     if blanked and not rounds.sampling.exchanges:
-        raise UnsupportedMechanismError(
-            f"a blanked record of {type(rounds.sampling).__name__} takes nobody's place: "
-            "its rounds need another dominating pair than that of hits which replace something "
-            "(one_sided, where hits are independent)"
-        )
+        kind = type(rounds.sampling).__name__
+        told = f"a blanked record of {kind} takes nobody's place: its rounds need a pair of hits"
+        raise UnsupportedMechanismError(f"{told} that add (one_sided, if they are independent)")
     if plain.symmetric and not blanked:
         return plain, count
     up, missed, hits = shifts_of(rounds, group, lambda k: rounds.reach(adjacency, k))

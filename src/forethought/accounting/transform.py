@@ -646,13 +646,12 @@ class IntegratedPairs:
             total[at : at + chunk] = (np.where(top > 300, top, rise) * self.few_counts).sum(axis=1)
         return total
 
-    def spread(self) -> tuple[float, float]:
-        """Estimates of the mean and the variance of the summed loss."""
+    def variance(self) -> float:
+        """An estimate of the variance of the summed loss."""
         loss, log_mass = self.sample()
         mass = np.exp(log_mass)
         mean = (mass * loss).sum(axis=1)
-        second = (mass * loss * loss).sum(axis=1)
-        return float(mean @ self.few_counts), float((second - mean * mean) @ self.few_counts)
+        return float(((mass * loss * loss).sum(axis=1) - mean * mean) @ self.few_counts)
 
     def tilted(self, tilt: float) -> tuple[float, float, float]:
         """Estimates of mean, variance and third cumulant of the summed loss, tilted."""

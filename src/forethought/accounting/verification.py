@@ -211,35 +211,25 @@ def check(
 
 def _epsilon(case: _Case) -> str | None:
     claimed, now = case.claimed.epsilon, case.now.epsilon
-    if claimed.upper < now.upper and claimed.upper < _finest(case):
-        raise StatementError(
-            f"the statement does not hold: it claims ε in {claimed:.6g} at δ = "
-            f"{at_most(case.claimed.delta, '.6g')}; its mechanism has ε in {now:.6g}"
-        )
-    if claimed.lower > now.upper * (1 + 1e-9):
-        raise StatementError(
-            f"the statement does not hold: it says that ε is at least "
-            f"{at_least(claimed.lower, '.6g')}; its mechanism has at most "
-            f"{at_most(now.upper, '.6g')}"
-        )
+    told = f"it claims ε in {claimed:.6g} where its mechanism has {now:.6g}"
+    small = claimed.upper < now.upper and claimed.upper < _finest(case)
+    if small or claimed.lower > now.upper * (1 + 1e-9):
+        at = at_most(case.claimed.delta, ".6g")
+        raise StatementError(f"the statement does not hold: {told} at δ = {at}")
     tolerance = _ACCURACY if case.claimed.way.composed is not None else TOLERANCE
     ends = ((claimed.upper, now.upper), (claimed.lower, now.lower))
     if all(_near(a, b, _SAME * b) for a, b in ends):
         return None
     if all(_near(a, b, tolerance * max(now.upper, 1e-8)) for a, b in ends):
-        return (
-            f"holds, and agrees with the {now:.6g} found here as far as "
-            "two machines do, not to the last digit"
-        )
+        return f"{_AGREES}: {now:.6g} is found here"
     if case.of_this_version or case.claimed.way.composed is None:
-        raise StatementError(
-            f"the statement claims ε in {claimed:.6g} where its "
-            f"mechanism has {now:.6g}: they are not those it was made for"
-        )
-    return (
-        f"the upper end is a guarantee; this version finds {now:.6g}, and "
-        f"what {case.claimed.version} would have found is not known"
-    )
+        raise StatementError(f"of the statement, {told}: they are not those it was made for")
+    found = f"what {case.claimed.version} would have found is not known"
+    return f"the upper end is a guarantee; this version finds {now:.6g}, and {found}"
+
+
+# Said of a claim that differs by no more than two machines do.
+_AGREES = "holds, and agrees as far as two machines do, not to the last digit"
 
 
 def _near(one: float, other: float, distance: float) -> bool:
@@ -260,11 +250,8 @@ def _finest(case: _Case) -> float:
 def _attack(case: _Case) -> str | None:
     claimed = case.claimed.attack
     if [rate for rate, _ in claimed] != [rate for rate, _ in case.now.attack]:
-        raise StatementError(
-            "the statement's table of attacks is not at the false-alarm rates that every "
-            f"statement has ({', '.join(f'{rate:g}' for rate, _ in case.now.attack)}): found "
-            f"{', '.join(f'{rate:g}' for rate, _ in claimed) or 'none'}"
-        )
+        found, wanted = ([f"{rate:g}" for rate, _ in rows] for rows in (claimed, case.now.attack))
+        raise StatementError(f"the table of attacks is not at false-alarm rates {wanted}: {found}")
     remark = None
     # Computed at most once, and only if a claim is below the proven power.
     finest = cache(partial(_finest_attack, case))
@@ -282,7 +269,7 @@ def _attack(case: _Case) -> str | None:
         if stated > true + distance:
             remark = "holds, and this version proves that an attacker can do less"
         elif not _near(stated, true, _SAME * true):
-            remark = remark or "holds, and agrees as far as two machines do, not to the last digit"
+            remark = remark or _AGREES
     return remark
 
 
@@ -297,24 +284,19 @@ def _attained(case: _Case) -> str | None:
     claimed, now = case.claimed.attained, case.now.attained
     if case.claimed.schema == FROZEN_SCHEMA:
         return "statements of its schema do not say what data sets attain"
-    if claimed is not None and claimed.epsilon > case.now.epsilon.upper * (1 + _SAME):
-        raise StatementError(
-            f"the statement does not hold: it says that data sets attain ε = "
-            f"{at_least(claimed.epsilon, '.6g')}; its mechanism has at most "
-            f"{at_most(case.now.epsilon.upper, '.6g')}"
-        )
+    told, most = f"it says that data sets attain {_named(claimed)}", case.now.epsilon.upper
+    if claimed is not None and claimed.epsilon > most * (1 + _SAME):
+        proven = at_most(most, ".6g")
+        raise StatementError(f"the statement does not hold: {told}; at most {proven} is proven")
     if claimed == now:
         return None
     if claimed is not None and now is not None and claimed.data == now.data:
         if _near(claimed.epsilon, now.epsilon, _SAME * now.epsilon):
             return None
         if _near(claimed.epsilon, now.epsilon, _ACCURACY * max(now.epsilon, 1e-8)):
-            return "holds, and agrees as far as two machines do, not to the last digit"
+            return _AGREES
     if case.of_this_version:
-        raise StatementError(
-            f"the statement says that data sets attain {_named(claimed)}; of its mechanism "
-            f"{_named(now)} is known"
-        )
+        raise StatementError(f"of the statement, {told}; of its mechanism {_named(now)} is known")
     return f"this version knows {_named(now)}; how {case.claimed.version} found its own is not kept"
 
 
@@ -344,11 +326,14 @@ def _caveats(case: _Case) -> str | None:
         raise StatementError("the statement does not say how hyperparameters were chosen")
     for one in choices:
         if s.accountant["kind"] not in _OF_ROUNDS.get(one.code, ACCOUNTANTS):
-            raise StatementError(
-                f"the statement says what its accountant does not allow for ({one.code}): "
-                f"{one.sentence}"
-            )
+            told = f"the statement says what its accountant does not allow for ({one.code})"
+            raise StatementError(f"{told}: {one.sentence}")
     return "that nothing else was left out, and how hyperparameters were chosen, is as declared"
+
+
+def _unlike(entry: str, stated: object, planned: object) -> StatementError:
+    told = f"the statement's {entry} is {stated}"
+    return StatementError(f"{told}, that of the plan.json beside it {planned}")
 
 
 def _accountant(case: _Case) -> str | None:
@@ -367,10 +352,7 @@ def _accountant(case: _Case) -> str | None:
 def _randomness(case: _Case) -> str | None:
     grid = case.claimed.randomness.grid
     if case.plan is not None and grid != (case.plan.noise == "grid"):
-        raise StatementError(
-            f"the statement says that noise is{'' if grid else ' not'} on a grid, the plan beside "
-            f"it says {case.plan.noise!r}"
-        )
+        raise _unlike("noise", f"{'' if grid else 'not '}on a grid", case.plan.noise)
     return "where the random numbers came from leaves no trace in the statement"
 
 
@@ -393,15 +375,10 @@ def _mechanism(case: _Case) -> str | None:
         return "no plan.json beside it: that these rounds were the ones that ran"
     planned, count = case.plan.mechanism, len(s.mechanism)
     if s.mechanism.adjacency != planned.adjacency:
-        raise StatementError(
-            f"the mechanism stated is of {s.mechanism.adjacency}, that of the plan.json beside "
-            f"it of {planned.adjacency}"
-        )
+        raise _unlike("adjacency", s.mechanism.adjacency, planned.adjacency)
     if ended and count != len(planned):
-        raise StatementError(
-            f"a run that results may end early is accounted with all {len(planned):,} rounds of "
-            f"its plan; the statement has {count:,}"
-        )
+        told = f"results may end the run early: all {len(planned):,} planned rounds count"
+        raise StatementError(f"{told}; the statement has {count:,}")
     agreed = [_require_ended(s, one, planned) for one in s.caveats if one.code == ENDED]
     # A search pays for whole trials; else a run may have stopped after some of its rounds.
     least = len(planned) if s.accountant["kind"] in CHOSEN else 1
@@ -417,10 +394,8 @@ def _mechanism(case: _Case) -> str | None:
             return f"that no more than {fewest:,} rounds were agreed on"
         if case.files is None:
             return f"that it was over after {count:,} of {len(planned):,} rounds leaves no trace"
-        raise StatementError(
-            f"the statement accounts for {count:,} of the {len(planned):,} rounds of its plan: a "
-            "run that others take no part in is accounted with all of them"
-        )
+        told = f"the statement accounts for {count:,} of the {len(planned):,} rounds of its plan"
+        raise StatementError(f"{told}: alone, a run is accounted with all of them")
     again = any(one.code == "released-again" for one in s.caveats)
     if again and count == len(planned) and _no_more_noise(s.mechanism, planned):
         return None
@@ -438,10 +413,8 @@ def _require_ended(s: Statement, early: Caveat, planned: Mechanism) -> int:
     try:
         claimed, count = whole_epsilon(early), int(early.detail.split()[4].replace(",", ""))
     except (ValueError, IndexError):
-        raise StatementError(
-            "the statement must name the ε and the number of all planned rounds where a run ended "
-            f"early, not {early.detail!r}"
-        ) from None
+        told = "a run that ended early must name the ε and the number of all planned rounds"
+        raise StatementError(f"{told}, not {early.detail!r}") from None
     # An agreement may have fewer rounds than the plan, and has more than were released.
     agreed = planned.first(max(count, s.rounds + 1))
     now = ended_early(s.rounds, agreed, s.delta, s.group, s.accountant)
@@ -449,10 +422,8 @@ def _require_ended(s: Statement, early: Caveat, planned: Mechanism) -> int:
     whole = whole_epsilon(now)
     # Both were rounded up to four digits.
     if stated != counted or not _near(claimed, whole, (_ACCURACY + 1e-3) * whole):
-        raise StatementError(
-            f"the statement says of all planned rounds that they have {early.detail}; by its plan "
-            f"it is {now.detail}"
-        )
+        told = f"the statement says of all planned rounds that they have {early.detail}"
+        raise StatementError(f"{told}; by its plan it is {now.detail}")
     return count
 
 
@@ -470,10 +441,7 @@ def _examples(case: _Case) -> str | None:
     s = case.claimed
     if case.plan is not None:
         if s.examples != case.plan.examples:
-            raise StatementError(
-                f"the statement is for {s.examples} records, the plan beside it for "
-                f"{case.plan.examples}"
-            )
+            raise _unlike("number of records", s.examples, case.plan.examples)
         return None
     if s.examples is not None and all(
         part.sampling.known_examples() is not None for part in s.mechanism
@@ -486,10 +454,7 @@ def _clip_norm(case: _Case) -> str | None:
     if case.plan is None:
         return "no plan.json beside it, and ε does not depend on it"
     if case.claimed.clip_norm != case.plan.clip_norm:
-        raise StatementError(
-            f"the statement's clip norm is {case.claimed.clip_norm}, that of the plan.json beside "
-            f"it {case.plan.clip_norm}"
-        )
+        raise _unlike("clip norm", case.claimed.clip_norm, case.plan.clip_norm)
     return None
 
 
@@ -501,9 +466,7 @@ def _plan(case: _Case) -> str | None:
     if s.plan is None:
         raise StatementError("the statement names no plan, but there is a plan.json beside it")
     if s.plan != plan_digest(case.plan.to_dict()):
-        raise StatementError(
-            "the plan.json beside the statement is not the plan that was run: its hash differs"
-        )
+        raise StatementError("the plan.json beside it is not that of the run: its hash differs")
     earlier = s.schema in UNBOUND_SCHEMAS  # these did not always have the caveat "persons"
     left_out = [
         one
@@ -514,10 +477,7 @@ def _plan(case: _Case) -> str | None:
         raise StatementError(f"the statement leaves out what its plan says: {left_out[0]}")
     chosen = choice(case.plan.hyperparameters)
     if chosen not in s.caveats:
-        raise StatementError(
-            f"the plan beside the statement says of its hyperparameters {str(chosen)!r}, the "
-            f"statement {s.hyperparameters!r}"
-        )
+        raise _unlike("choice of hyperparameters", repr(s.hyperparameters), repr(str(chosen)))
     unit = getattr(getattr(case.plan, "contribution", None), "kind", None)
     if of_persons(s) and unit != "persons":
         raise StatementError("the statement is for persons, its plan for records")
@@ -538,10 +498,8 @@ def _releases(case: _Case) -> str | None:
     if not s.releases and case.transcript is None:
         return "none are listed: it is the statement of a plan, or of a bare mechanism"
     if case.transcript is not None and s.releases != case.transcript:
-        raise StatementError(
-            "the releases are not those of the transcript.json beside the statement: it lists "
-            f"{_counted(case.transcript)}, the statement {_counted(s.releases)}"
-        )
+        listed_there = f"the transcript.json beside the statement lists {_counted(case.transcript)}"
+        raise StatementError(f"{listed_there}, the statement others: {_counted(s.releases)}")
     wrong = s.unaccounted()
     if wrong is not None:
         raise StatementError(f"the releases are not what is accounted: {wrong}")
@@ -575,13 +533,10 @@ def require_evidence(statement: Statement, present: Mapping[str, str]) -> None:
             )
         if name not in present:
             raise StatementError(
-                f"the statement rests on a {name} that is not beside it: restore the file that "
-                "the run wrote"
+                f"the statement rests on a {name} that is not beside it: restore it"
             )
         if named[name] != present[name]:
-            raise StatementError(
-                f"the {name} beside the statement is not the one that it rests on: its hash differs"
-            )
+            raise StatementError(f"the {name} beside the statement is another: its hash differs")
 
 
 def _evidence(case: _Case) -> str | None:
@@ -603,10 +558,8 @@ def _version(case: _Case) -> str | None:
     if evidence.code != code_digest():
         return f"other source code made it than is installed here, which is {__version__}"
     if not case.of_this_version:
-        raise StatementError(
-            f"the statement says that forethought {case.claimed.version} made it, and names the "
-            f"source code of {__version__}"
-        )
+        told = f"the statement says that forethought {case.claimed.version} made it"
+        raise StatementError(f"{told}, and names the source code of {__version__}")
     return None
 
 
@@ -629,9 +582,7 @@ def _about(case: _Case) -> str | None:
     if about is None:
         return "not stated: which data, what for, who answers for it, which model file"
     if None not in (about.model, case.model) and about.model != case.model:
-        raise StatementError(
-            "the model file beside the statement is not the one that it is about: its hash differs"
-        )
+        raise StatementError("the model file beside the statement is another: its hash differs")
     given = [word.lower() for word, _ in about.lines() if word != "Model file"]
     file = "no model file is named"
     if about.model is not None:
@@ -643,10 +594,7 @@ def _about(case: _Case) -> str | None:
 
 def _delta(case: _Case) -> str | None:
     if case.plan is not None and case.claimed.delta > case.plan.delta:
-        raise StatementError(
-            f"the statement's δ is {at_most(case.claimed.delta, '.6g')}, that of the plan.json "
-            f"beside it {at_most(case.plan.delta, '.6g')}"
-        )
+        raise _unlike("δ", *(at_most(one.delta, ".6g") for one in (case.claimed, case.plan)))
     return _as_agreed(case, "δ")
 
 
