@@ -832,10 +832,10 @@ def _searched(
     ends = (spent(low), spent(high))
     meets = [end <= budget.epsilon for end in ends]
     if meets[0] == meets[1]:
-        which = "both meet" if meets[0] else "neither meets"
+        which = "both meet it" if meets[0] else "neither meets it"
         raise ValueError(
             f"no solution in the bracket ({low:g}, {high:g}): ε is {at_most(ends[0])} and "
-            f"{at_most(ends[1])} at its ends, and {which} {budget}. Widen the bracket"
+            f"{at_most(ends[1])} at its ends for {budget}; {which}. Widen the bracket"
         )
     # `good` meets the budget, `bad` does not. ε is close to a power of the unknown.
     good, bad = (low, high) if meets[0] else (high, low)

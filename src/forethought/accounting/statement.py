@@ -791,8 +791,8 @@ def account(
         if delta is None:
             raise ValueError("a bare mechanism needs delta=, for example 1e-5")
     elif not isinstance(getattr(given, "mechanism", None), Mechanism):
-        kind = type(given).__name__
-        raise TypeError(f"account takes a plan of forethought.plan or a Mechanism, not {kind}")
+        wanted = "a plan, as forethought.plan makes one, or a Mechanism"
+        raise TypeError(f"account takes {wanted}, not {type(given).__name__}")
     else:
         mechanism = given.mechanism
         delta = given.delta if delta is None else delta

@@ -375,7 +375,7 @@ def _mechanism(case: _Case) -> str | None:
         return "no plan.json beside it: that these rounds were the ones that ran"
     planned, count = case.plan.mechanism, len(s.mechanism)
     if s.mechanism.adjacency != planned.adjacency:
-        raise _unlike("adjacency", s.mechanism.adjacency, planned.adjacency)
+        raise _unlike("adjacency (of the mechanism)", s.mechanism.adjacency, planned.adjacency)
     if ended and count != len(planned):
         told = f"results may end the run early: all {len(planned):,} planned rounds count"
         raise StatementError(f"{told}; the statement has {count:,}")
