@@ -15,8 +15,8 @@ integral's value at ε + kW times e^(ckW) over all k (Poisson summation). For th
 other terms are nonnegative; for the lower bound they are at most 1 to the left, and at most
 Chernoff's bound to the right.
 
-One integral (:class:`Integral`) and its error terms (:class:`ErrorCharges`) are a bound
-(:class:`Charged`) on δ of a :class:`Composition`; :class:`Search` refines such bounds.
+One integral (:class:`Integral`) with its error terms is a bound (:class:`Charged`) on δ of a
+:class:`Composition`; :class:`Search` refines such bounds.
 
 **The profile of one round.** A pair is P = Σ w_k N(c_k, 1) against Q = Σ v_k N(-d_k, 1) in units of
 the noise's standard deviation, with all c_k, d_k ≥ 0, so that the privacy loss log(dP/dQ) increases
