@@ -226,8 +226,8 @@ def real_divergence(scale: float, rounding: float = ROUNDING_SCALE) -> float:
         ValueError: r is below ½ or not below s.
     """
     if not _LEAST_SCALE <= rounding < scale:
-        told = f"a discrete Gaussian of scale {scale:g} cannot be rounded at scale {rounding:g}"
-        raise ValueError(f"{told}: use more noise for the grid's step, or a finer grid")
+        text = f"a discrete Gaussian of scale {scale:g} cannot be rounded at scale {rounding:g}"
+        raise ValueError(f"{text}: use more noise for the grid's step, or a finer grid")
     return _charge(rounding)
 
 

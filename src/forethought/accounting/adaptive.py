@@ -184,8 +184,8 @@ class Filter:
         sums = self._with(rounds)
         if not self._fits(sums):
             left = f"what is left of {self.budget} ({100 * self.fraction_used:.1f} % is spent)"
-            told = f"{rounds!r} does not fit into {left}"
-            raise BudgetExceededError(f"{told}: stop here, or ask for fewer rounds or more noise")
+            text = f"{rounds!r} does not fit into {left}"
+            raise BudgetExceededError(f"{text}: stop here, or ask for fewer rounds or more noise")
         self._sums = sums
 
     def affordable(self, rounds: Rounds) -> int:
@@ -258,8 +258,8 @@ class Filter:
             ValueError: another schema, other keys, or values that no filter can have.
         """
         if state.get("schema") != cls.schema:
-            told = f"schema {state.get('schema')!r}, expected {cls.schema!r}"
-            raise ValueError(f"not a {cls.called} this version can read: {told}")
+            text = f"schema {state.get('schema')!r}, expected {cls.schema!r}"
+            raise ValueError(f"not a {cls.called} this version can read: {text}")
         orders = () if cls is GaussianFilter else ("orders",)
         exact_keys("filter", state, {"schema", "epsilon", "delta", "adjacency", "spent", *orders})
         return cls._charged(state, state["adjacency"])
@@ -481,8 +481,8 @@ _TRIALS: dict[str, type[Trials]] = {kind.kind: kind for kind in get_args(Trials)
 def require_trials(trials: Trials) -> None:
     """Refuse, with a TypeError, what is no distribution of a number of trials."""
     if not isinstance(trials, Trials):
-        told = "trials must be forethought.PoissonTrials or forethought.NegativeBinomialTrials"
-        raise TypeError(f"{told}, not {trials!r}: the best of a fixed number is not covered")
+        text = "trials must be forethought.PoissonTrials or forethought.NegativeBinomialTrials"
+        raise TypeError(f"{text}, not {trials!r}: the best of a fixed number is not covered")
 
 
 def _monotone(orders: Array, values: Array) -> RenyiCurve:
@@ -798,8 +798,8 @@ def selection_interval(
         ValueError: the details are malformed or do not fit the mechanism.
     """
     if group != 1:
-        told = "the theorem on the best of a random number of trials is for one record"
-        raise UnsupportedMechanismError(f"{told}: account with group=1")
+        text = "the theorem on the best of a random number of trials is for one record"
+        raise UnsupportedMechanismError(f"{text}: account with group=1")
     trials = trials_from_dict(details["trials"])
     exact_keys("training", details["training"], {"epsilon", "delta"})
     others = [Mechanism.from_dict(values) for values in details["candidates"]]
@@ -810,8 +810,8 @@ def selection_interval(
     number = math.inf if stated == "infinity" else real("training epsilon", stated, least=0)
     spent = search_epsilon([mechanism, *others], trials, at)
     if not math.isclose(number, spent, rel_tol=TOLERANCE):
-        told = f"the search costs a training record ε = {at_most(spent, '.6g')} at δ = {at:g}"
-        raise ValueError(f"{told}, the details say {stated!r}: they were made for another search")
+        text = f"the search costs a training record ε = {at_most(spent, '.6g')} at δ = {at:g}"
+        raise ValueError(f"{text}, the details say {stated!r}: they were made for another search")
     if details["score_noise"] is not None:
         count = count_mechanism(real("score_noise", details["score_noise"], least=0), mechanism)
         upper = max(upper, search_epsilon([count], trials, delta))
@@ -863,8 +863,8 @@ def filter_interval(
     ledger = kind._charged(details, mechanism.adjacency)
     budget, spent = ledger.budget, ledger.costs(mechanism)
     if delta < budget.delta:
-        told = f"the filter kept delta = {budget.delta:g}: nothing is proven at {delta:g}"
-        raise ValueError(f"{told}. Account at {budget.delta:g} or more")
+        text = f"the filter kept delta = {budget.delta:g}: nothing is proven at {delta:g}"
+        raise ValueError(f"{text}. Account at {budget.delta:g} or more")
     if not ledger._fits(spent):
         raise ValueError(f"the stated rounds do not fit into a filter of {budget}")
     if not np.allclose(ledger._sums, spent, rtol=_SAME, atol=0):

@@ -547,8 +547,8 @@ def privacy_loss(
         )
     counts = parts(mechanism, group)
     if only_pairs(counts) is None and not all_integrable(counts):
-        told = "with so little noise random allocation has no curve of its privacy loss"
-        raise UnsupportedMechanismError(f"{told}: ask for ε or δ instead")
+        text = "with so little noise random allocation has no curve of its privacy loss"
+        raise UnsupportedMechanismError(f"{text}: ask for ε or δ instead")
     cap = Profile({Pair(((unsampled_distance(mechanism, group), 1.0),)): 1}, swapped=False).bound
     known: list[tuple[list[DirectionBound], list[DirectionBound]]] = [([cap], [cap])]
     known += [_profiles(way, accuracy) for way in alternatives(counts)]
@@ -988,8 +988,8 @@ def _bracket(spent: Callable[[float], float], budget: Budget, rounds: int) -> tu
     while spent(low) <= budget.epsilon:
         low /= 2
         if low < 1e-3:
-            told = (
+            text = (
                 f"{budget} over {rounds} rounds is met with a noise multiplier of {low:g} already"
             )
-            raise ValueError(f"{told}: the budget asks for no noise worth the name")
+            raise ValueError(f"{text}: the budget asks for no noise worth the name")
     return low, high

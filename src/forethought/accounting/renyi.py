@@ -332,16 +332,16 @@ def _release(
 ) -> RenyiCurve:
     if part.sampling.kind not in CURVES:
         known = ", ".join(kinds.SAMPLINGS[kind].__name__ for kind in CURVES)
-        told = (
+        text = (
             f"no Rényi curve is known for {type(part.sampling).__name__} sampling, only for {known}"
         )
-        raise kinds.UnsupportedMechanismError(f"{told}. Account exactly, with no filter or search")
+        raise kinds.UnsupportedMechanismError(f"{text}. Account exactly, with no filter or search")
     noise, hits = part.noise_multiplier / part.sensitivity(adjacency), part.sampling.hits(1)
     if isinstance(hits, kinds.Hypergeometric):
         return exchange_rdp(hits.drawn / hits.examples, noise, orders)
     if hits.trials != 1:
-        told = f"a record is in a batch as often as {hits}: this Rényi curve is of one drawn once"
-        raise kinds.UnsupportedMechanismError(f"{told} at most. Account for the mechanism exactly")
+        text = f"a record is in a batch as often as {hits}: this Rényi curve is of one drawn once"
+        raise kinds.UnsupportedMechanismError(f"{text} at most. Account for the mechanism exactly")
     # Each of the two records is nearer to the absent record than to the other one, so the
     # sensitivity 2 covers all three pairs.
     curve = exchange_rdp if adjacency == "replace-one" else poisson_rdp

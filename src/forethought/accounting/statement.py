@@ -897,8 +897,8 @@ def _read(values: Any) -> Statement:
     if (schema := content.get("schema")) not in schemas:
         maker = content.get("version")
         by = f"; it was made by forethought {maker}, which can verify it" if maker else ""
-        told = f"schema {schema!r}, expected {STATEMENT_SCHEMA!r}{by}"
-        raise StatementError(f"not a statement this version can read: {told}")
+        text = f"schema {schema!r}, expected {STATEMENT_SCHEMA!r}{by}"
+        raise StatementError(f"not a statement this version can read: {text}")
     signature = content.pop("signature", None)
     if signature is not None and content["schema"] == STATEMENT_SCHEMA:
         raise StatementError("a signature of statements of this schema lies in a file beside them")
@@ -947,9 +947,9 @@ def _same_content(made: Mapping[str, Any], found: Mapping[str, Any]) -> None:
     exact_keys("statement", found, set(made))
     for name, value in made.items():
         if value != found[name] or type(value) is not type(found[name]):
-            told = f"its other entries. Found {_short(found[name])}, expected {_short(value)}"
+            text = f"its other entries. Found {_short(found[name])}, expected {_short(value)}"
             raise StatementError(
-                f"the statement was edited: its {name} does not follow from {told}"
+                f"the statement was edited: its {name} does not follow from {text}"
             )
 
 
@@ -1272,8 +1272,8 @@ def disjoint(statements: Mapping[str, Statement]) -> Statement:
     """
     kinds = {(one.adjacency, one.group, one.accountant["kind"]) for one in statements.values()}
     if len(kinds) != 1:
-        told = "statements of one adjacency, group and view have a maximum"
-        raise StatementError(f"{told}; these are {kinds or None}")
+        text = "statements of one adjacency, group and view have a maximum"
+        raise StatementError(f"{text}; these are {kinds or None}")
     delta = max(one.delta for one in statements.values())
     names = ", ".join(sorted(statements)[:20]) + (", …" if len(statements) > 20 else "")
     distinct = {
@@ -1339,8 +1339,8 @@ def shared(
         mechanisms = [done.mechanism(own.adjacency) for own, done in each if len(done)]
     adjacencies = {mechanism.adjacency for mechanism in mechanisms}
     if len(adjacencies) != 1 or len({plan.contribution.kind == "persons" for plan in plans}) > 1:
-        told = "releases compose under one adjacency, and of persons or of records, not of both"
-        raise StatementError(f"{told}: plan all alike; these have {sorted(adjacencies) or 'none'}")
+        text = "releases compose under one adjacency, and of persons or of records, not of both"
+        raise StatementError(f"{text}: plan all alike; these have {sorted(adjacencies) or 'none'}")
     whole("holders", holders)
     group = max((plan.records_per_person for plan in plans), default=1)
     detail = f"up to {holders} of {len(mechanisms)} holders"

@@ -328,8 +328,8 @@ def replacing(rounds: Rounds, adjacency: Adjacency, group: int) -> Part:
     blanked = adjacency == "zero-out" and rounds.clipping == "example"
     if blanked and not rounds.sampling.exchanges:
         kind = type(rounds.sampling).__name__
-        told = f"a blanked record of {kind} takes nobody's place: its rounds need a pair of hits"
-        raise UnsupportedMechanismError(f"{told} that add (one_sided, if they are independent)")
+        text = f"a blanked record of {kind} takes nobody's place: its rounds need a pair of hits"
+        raise UnsupportedMechanismError(f"{text} that add (one_sided, if they are independent)")
     if plain.symmetric and not blanked:
         return plain, count
     up, missed, hits = shifts_of(rounds, group, lambda k: rounds.reach(adjacency, k))

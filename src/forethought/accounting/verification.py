@@ -211,11 +211,11 @@ def check(
 
 def _epsilon(case: _Case) -> str | None:
     claimed, now = case.claimed.epsilon, case.now.epsilon
-    told = f"it claims ε in {claimed:.6g} where its mechanism has {now:.6g}"
+    text = f"it claims ε in {claimed:.6g} where its mechanism has {now:.6g}"
     small = claimed.upper < now.upper and claimed.upper < _finest(case)
     if small or claimed.lower > now.upper * (1 + 1e-9):
         at = at_most(case.claimed.delta, ".6g")
-        raise StatementError(f"the statement does not hold: {told} at δ = {at}")
+        raise StatementError(f"the statement does not hold: {text} at δ = {at}")
     tolerance = _ACCURACY if case.claimed.way.composed is not None else TOLERANCE
     ends = ((claimed.upper, now.upper), (claimed.lower, now.lower))
     if all(_near(a, b, _SAME * b) for a, b in ends):
@@ -223,7 +223,7 @@ def _epsilon(case: _Case) -> str | None:
     if all(_near(a, b, tolerance * max(now.upper, 1e-8)) for a, b in ends):
         return f"{_AGREES}: {now:.6g} is found here"
     if case.of_this_version or case.claimed.way.composed is None:
-        raise StatementError(f"of the statement, {told}: they are not those it was made for")
+        raise StatementError(f"of the statement, {text}: they are not those it was made for")
     found = f"what {case.claimed.version} would have found is not known"
     return f"the upper end is a guarantee; this version finds {now:.6g}, and {found}"
 
@@ -284,10 +284,10 @@ def _attained(case: _Case) -> str | None:
     claimed, now = case.claimed.attained, case.now.attained
     if case.claimed.schema == FROZEN_SCHEMA:
         return "statements of its schema do not say what data sets attain"
-    told, most = f"it says that data sets attain {_named(claimed)}", case.now.epsilon.upper
+    text, most = f"it says that data sets attain {_named(claimed)}", case.now.epsilon.upper
     if claimed is not None and claimed.epsilon > most * (1 + _SAME):
         proven = at_most(most, ".6g")
-        raise StatementError(f"the statement does not hold: {told}; at most {proven} is proven")
+        raise StatementError(f"the statement does not hold: {text}; at most {proven} is proven")
     if claimed == now:
         return None
     if claimed is not None and now is not None and claimed.data == now.data:
@@ -296,7 +296,7 @@ def _attained(case: _Case) -> str | None:
         if _near(claimed.epsilon, now.epsilon, _ACCURACY * max(now.epsilon, 1e-8)):
             return _AGREES
     if case.of_this_version:
-        raise StatementError(f"of the statement, {told}; of its mechanism {_named(now)} is known")
+        raise StatementError(f"of the statement, {text}; of its mechanism {_named(now)} is known")
     return f"this version knows {_named(now)}; how {case.claimed.version} found its own is not kept"
 
 
@@ -326,14 +326,14 @@ def _caveats(case: _Case) -> str | None:
         raise StatementError("the statement does not say how hyperparameters were chosen")
     for one in choices:
         if s.accountant["kind"] not in _OF_ROUNDS.get(one.code, ACCOUNTANTS):
-            told = f"the statement says what its accountant does not allow for ({one.code})"
-            raise StatementError(f"{told}: {one.sentence}")
+            text = f"the statement says what its accountant does not allow for ({one.code})"
+            raise StatementError(f"{text}: {one.sentence}")
     return "that nothing else was left out, and how hyperparameters were chosen, is as declared"
 
 
 def _unlike(entry: str, stated: object, planned: object) -> StatementError:
-    told = f"the statement's {entry} is {stated}"
-    return StatementError(f"{told}, that of the plan.json beside it {planned}")
+    text = f"the statement's {entry} is {stated}"
+    return StatementError(f"{text}, that of the plan.json beside it {planned}")
 
 
 def _accountant(case: _Case) -> str | None:
@@ -377,8 +377,8 @@ def _mechanism(case: _Case) -> str | None:
     if s.mechanism.adjacency != planned.adjacency:
         raise _unlike("adjacency (of the mechanism)", s.mechanism.adjacency, planned.adjacency)
     if ended and count != len(planned):
-        told = f"results may end the run early: all {len(planned):,} planned rounds count"
-        raise StatementError(f"{told}; the statement has {count:,}")
+        text = f"results may end the run early: all {len(planned):,} planned rounds count"
+        raise StatementError(f"{text}; the statement has {count:,}")
     agreed = [_require_ended(s, one, planned) for one in s.caveats if one.code == ENDED]
     # A search pays for whole trials; else a run may have stopped after some of its rounds.
     least = len(planned) if s.accountant["kind"] in CHOSEN else 1
@@ -394,8 +394,8 @@ def _mechanism(case: _Case) -> str | None:
             return f"that no more than {fewest:,} rounds were agreed on"
         if case.files is None:
             return f"that it was over after {count:,} of {len(planned):,} rounds leaves no trace"
-        told = f"the statement accounts for {count:,} of the {len(planned):,} rounds of its plan"
-        raise StatementError(f"{told}: alone, a run is accounted with all of them")
+        text = f"the statement accounts for {count:,} of the {len(planned):,} rounds of its plan"
+        raise StatementError(f"{text}: alone, a run is accounted with all of them")
     again = any(one.code == "released-again" for one in s.caveats)
     if again and count == len(planned) and _no_more_noise(s.mechanism, planned):
         return None
@@ -413,8 +413,8 @@ def _require_ended(s: Statement, early: Caveat, planned: Mechanism) -> int:
     try:
         claimed, count = whole_epsilon(early), int(early.detail.split()[4].replace(",", ""))
     except (ValueError, IndexError):
-        told = "a run that ended early must name the ε and the number of all planned rounds"
-        raise StatementError(f"{told}, not {early.detail!r}") from None
+        text = "a run that ended early must name the ε and the number of all planned rounds"
+        raise StatementError(f"{text}, not {early.detail!r}") from None
     # An agreement may have fewer rounds than the plan, and has more than were released.
     agreed = planned.first(max(count, s.rounds + 1))
     now = ended_early(s.rounds, agreed, s.delta, s.group, s.accountant)
@@ -422,8 +422,8 @@ def _require_ended(s: Statement, early: Caveat, planned: Mechanism) -> int:
     whole = whole_epsilon(now)
     # Both were rounded up to four digits.
     if stated != counted or not _near(claimed, whole, (_ACCURACY + 1e-3) * whole):
-        told = f"the statement says of all planned rounds that they have {early.detail}"
-        raise StatementError(f"{told}; by its plan it is {now.detail}")
+        text = f"the statement says of all planned rounds that they have {early.detail}"
+        raise StatementError(f"{text}; by its plan it is {now.detail}")
     return count
 
 
@@ -558,8 +558,8 @@ def _version(case: _Case) -> str | None:
     if evidence.code != code_digest():
         return f"other source code made it than is installed here, which is {__version__}"
     if not case.of_this_version:
-        told = f"the statement says that forethought {case.claimed.version} made it"
-        raise StatementError(f"{told}, and names the source code of {__version__}")
+        text = f"the statement says that forethought {case.claimed.version} made it"
+        raise StatementError(f"{text}, and names the source code of {__version__}")
     return None
 
 

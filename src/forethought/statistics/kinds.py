@@ -463,8 +463,8 @@ class Histogram(OfColumn):
         if self.bins != Histogram.bins if words else self.other:
             raise ValueError("other= goes with categories, bins= goes with a range: drop it")
         if len(set(map(spelled, words))) < len(words) or len(words) > MOST_CATEGORIES:
-            told = f"categories are at most {MOST_CATEGORIES} different words"
-            raise ValueError(f'{told}; "1", "1.0" and "true" are the same one')
+            text = f"categories are at most {MOST_CATEGORIES} different words"
+            raise ValueError(f'{text}; "1", "1.0" and "true" are the same one')
         if not all(map(spelled, words)):
             raise ValueError("categories: an empty word stands for a missing entry: drop it")
         if self.range is not None:

@@ -158,9 +158,9 @@ class Request(Stored):
                 with suppress(ValueError, OverflowError):
                     randomness.reaching_grid(std, _unit(one, self.adjacency), one.size, most)
                     continue
-            told = f"{one.name!r} cannot be released exactly of so many records"
+            text = f"{one.name!r} cannot be released exactly of so many records"
             sigma = f"a noise multiplier of {one.noise_multiplier:.3g}"
-            raise ValueError(f"{told} with {sigma}, which is too {wrong}")
+            raise ValueError(f"{text} with {sigma}, which is too {wrong}")
 
     def release(
         self,
@@ -195,8 +195,8 @@ class Request(Stored):
         _of_one_person(schema, self.group)
         found = rows(records, needed(self.statistics), schema)
         if len(found) != self.examples:
-            told = f"the request is for {self.examples:,} records, the data has {len(found):,}"
-            raise ValueError(f"{told}: results rest on this number, which is public")
+            text = f"the request is for {self.examples:,} records, the data has {len(found):,}"
+            raise ValueError(f"{text}: results rest on this number, which is public")
         tallies = [one.tally(found) for one in self.statistics]
         if before is not None:
             before()
@@ -246,8 +246,8 @@ def _of_one_person(schema: TableSchema | None, group: int | None) -> int:
     if schema is None or schema.person is None:
         return 1 if group is None else group
     if group not in (None, schema.records_per_person):
-        told = f"group = {group}, and of a person {schema.records_per_person} rows are kept"
-        raise ValueError(f"{told}: leave group out for a schema that names persons")
+        text = f"group = {group}, and of a person {schema.records_per_person} rows are kept"
+        raise ValueError(f"{text}: leave group out for a schema that names persons")
     return schema.records_per_person
 
 

@@ -33,9 +33,9 @@ def statistic(values: Mapping[str, Any], declared: Mapping[str, Column] | None =
     given = dict(values)
     word = given.pop("kind", None)
     if str(word) not in KINDS:  # a list has no hash
-        told = "kind is missing" if word is None else f"kind = {word!r} is unknown"
+        text = "kind is missing" if word is None else f"kind = {word!r} is unknown"
         near = suggestion(str(word), KINDS)
-        raise ValueError(f"[[statistics]]: {told}: {near}")
+        raise ValueError(f"[[statistics]]: {text}: {near}")
     chosen = KINDS[word]
     names = [one.name for one in fields(chosen)]
     for key in given:

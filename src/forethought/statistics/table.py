@@ -108,8 +108,8 @@ class TableRows:
             raise DataError(f"{self.where}: there is no column {name!r}: {near}")
         entries = self.frame[name]
         if entries.dtype.is_nested() or entries.dtype in (pl.Object, pl.Binary, pl.Duration):
-            told = f"{self.where}: column {name} is of type {entries.dtype}"
-            raise DataError(f"{told}: give words, numbers or times")
+            text = f"{self.where}: column {name} is of type {entries.dtype}"
+            raise DataError(f"{text}: give words, numbers or times")
         return entries.cast(pl.String) if entries.dtype in (pl.Categorical, pl.Enum) else entries
 
     def _require(self, name: str, absent: Flags, missing: str) -> None:
@@ -160,8 +160,8 @@ def rows(records: Any, names: Collection[str], schema: TableSchema | None = None
             first = str(error).partition("\n")[0]
             raise DataError(f"the records are no table: {first}") from error
     elif not isinstance(records, pl.DataFrame):
-        told = "records are a table's path, a polars frame or columns by name"
-        raise TypeError(f"{told}, not {type(records).__name__}")
+        text = "records are a table's path, a polars frame or columns by name"
+        raise TypeError(f"{text}, not {type(records).__name__}")
     frame = pl.concat(
         piece[[name for name in piece.columns if name in names] or piece.columns[:1]]
         for piece in pieces
