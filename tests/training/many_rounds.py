@@ -55,7 +55,7 @@ def run(rounds: int, data: Any) -> float:
     )
     assert len(plan.mechanism.rounds) == rounds
     model = nn.Linear(2, 2)
-    loops.epsilon_at = lambda _statement, logged: dict.fromkeys(logged, math.nan)
+    loops.epsilon_at = lambda _statement, logged, _before: dict.fromkeys(logged, math.nan)
     every = max(1, rounds // 100)
     settings = {"log_every": every, "diagnostics": True}
     task = Task(model, data, None, plan, cross_entropy)

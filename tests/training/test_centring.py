@@ -28,7 +28,7 @@ from forethought.rounds.randomness import Secrets, Seeds
 from forethought.rounds.records import TensorRecords
 from forethought.training.execution import Interrupted
 from forethought.training.folder import CheckpointError
-from forethought.training.records import InputConstants, NotCentredWarning, WeightCentring
+from forethought.training.records import InputConstants, NotCentredWarning, centred_weights
 from forethought.values.plan import NAMES, Preparation
 
 N, D = 1_500, 6
@@ -92,11 +92,27 @@ def test_centred_weights_have_the_same_scores_and_come_back() -> None:
     inputs = rand(5, D, dtype=torch.float64)
     shift, scale = rand(D).double(), rand(D).double() + 0.1
     before, scores = weights(layer), layer(inputs)
-    centring = WeightCentring(layer, InputConstants(tuple(shift.tolist()), tuple(scale.tolist())))
-    centring.begin()
-    torch.testing.assert_close(layer((inputs - shift) / scale), scores)
-    centring.end()
+    with centred_weights(layer, InputConstants(tuple(shift.tolist()), tuple(scale.tolist()))):
+        torch.testing.assert_close(layer((inputs - shift) / scale), scores)
     torch.testing.assert_close(weights(layer), before)
+
+
+def test_a_run_that_breaks_off_leaves_weights_for_features_as_they_are(tmp_path: Path) -> None:
+    def stop(event: ft.Event) -> None:
+        if event.round == 11:
+            raise KeyError
+
+    plan, trained, out = planned(rounds=12, batch=100), model(), tmp_path / "run"
+    with pytest.raises(KeyError):
+        ft.train(trained, corner(), plan, out=out, checkpoint_every=1, progress=stop, noise_seed=2)
+    whole = model()
+    ft.train(whole, corner(), plan, noise_seed=2)
+    assert accuracy(trained) > accuracy(whole) - 0.1
+    other, begun = corner(seed=1), model()
+    before = weights(begun)
+    with pytest.raises(CheckpointError, match="data changed"):
+        ft.train(begun, other, out=out, resume=True)
+    torch.testing.assert_close(weights(begun), before)
 
 
 def test_a_continued_run_releases_its_means_once(tmp_path: Path) -> None:

@@ -261,8 +261,8 @@ def test_the_noise_of_the_score_is_what_is_stated(monkeypatch: pytest.MonkeyPatc
     def shown(task: Task) -> Run:
         return replace(trained, model=task.model, transcript=Transcript.from_values(values))
 
-    monkeypatch.setattr("forethought.training.search.run_plan", shown)
-    monkeypatch.setattr("forethought.training.search.remember", lambda *_: None)
+    monkeypatch.setattr("forethought.training.run.run_plan", shown)
+    monkeypatch.setattr("forethought.training.folder.remember", lambda *_: None)
     found = tune(
         model, data(), untrained, trials=PoissonTrials(400), holdout=data(1, 50),
         score_noise=5.0, seed=1, noise_seed=1,

@@ -117,9 +117,9 @@ def watched(model: torch.nn.Module, loss: Callable[..., Any], key: bytes) -> dic
     kinds = dict.fromkeys(map(type, modules.values()))
     # By their order: torch's keys count all hooks of a process, so that they differ in the next.
     hooked = [
-        dict(enumerate(hook for hook in getattr(module, hooks).values() if not _shards(hook)))
+        dict(enumerate(hook for hook in hooks.values() if not _shards(hook)))
         for module in modules.values()
-        for hooks in _HOOKS
+        for hooks in (module._forward_pre_hooks, module._forward_hooks)
     ]
     weights = {p.data_ptr() for p in model.parameters() if not hasattr(p, "to_local")} - {0}
     held: dict[str, Any] = {
@@ -145,8 +145,6 @@ def watched(model: torch.nn.Module, loss: Callable[..., Any], key: bytes) -> dic
     }
 
 
-# The tables of hooks, which hold the user's code.
-_HOOKS = ("_forward_pre_hooks", "_forward_hooks")
 # Attribute that fully_shard leaves in a module; it belongs to the process and not to the run.
 _COMPOSED = "__composable_api_state"
 
@@ -182,25 +180,10 @@ def require_same(saved: Mapping[str, str], present: Mapping[str, str]) -> None:
     Raises:
         CheckpointError: a part changed; the message names it.
     """
-    if changed := differing(saved, present):
+    if changed := " and ".join(differing(saved, present)):
         raise CheckpointError(
-            f"cannot resume: {' and '.join(changed)} changed since the run began. Its rounds would "
-            "be released again, about something else. Give what the run began with, or start a new "
-            "run in another folder"
-        )
-
-
-def require_same_environment(saved: Mapping[str, str], present: Mapping[str, str]) -> None:
-    """Refuse to repeat rounds where their rounding could differ.
-
-    Raises:
-        CheckpointError: a fact differs; the message names it and says how to set it back.
-    """
-    if changed := differing(saved, present):
-        raise CheckpointError(
-            f"cannot resume here: {'; '.join(changed.values())}. Rounds after the last checkpoint "
-            "are repeated, bit for bit or at a cost in privacy, and this could change their "
-            "rounding. Set it back (threads: OMP_NUM_THREADS) and resume again"
+            f"cannot resume: {changed} changed since the run began, and its rounds would be about "
+            "something else. Give what it began with, or start a new run in another folder"
         )
 
 
@@ -306,7 +289,7 @@ def _parts(value: Any, wide: bool) -> list[Any]:
     if isinstance(value, tuple | list):
         return ["sequence", *value]
     if isinstance(value, set | frozenset):
-        return ["set", *sorted(map(repr, value))]
+        return ["set", *sorted(_ADDRESS.sub("", repr(one)) for one in value)]
     if isinstance(value, MethodType):
         return ["method", value.__func__, value.__self__]
     if isinstance(value, FunctionType):
@@ -506,13 +489,13 @@ class Checkpoint:
             raise CheckpointError(f"{path} holds no checkpoint: {error}") from error
         if header.get("schema") != CHECKPOINT_SCHEMA:
             raise CheckpointError(
-                f"{path} was written by another version: schema {header.get('schema')!r}, "
-                f"expected {CHECKPOINT_SCHEMA!r}. Finish the run with the version that began it"
+                f"{path} was written by another version, with schema {header.get('schema')!r}: "
+                "finish the run with the version that began it"
             )
         if header.pop("checksum", None) != _checksum(header, tensors):
             raise CheckpointError(
-                f"{path} is damaged: its content does not match its checksum. Restore it from a "
-                "copy, or start a new run in another folder"
+                f"{path} is damaged, by its checksum: restore it from a copy, or start a new run "
+                "in another folder"
             )
         return cls(header["round"], tensors, header["values"])
 
@@ -552,9 +535,7 @@ class ReleasedRounds:
         if not path.exists():
             replace_file(path, b"", mode=0o600)
         entries = _releases(path)
-        self._bound: dict[int, list[bytes]] = {}
-        for entry in entries:
-            self._bound.setdefault(_round_of(entry), []).append(entry)
+        self._entries, self._times = set(entries), Counter(map(_round_of, entries))
         self._hash = blake3(b"".join(entries))
         self._file = path.open("r+b", buffering=0)
         # Continue behind the last whole entry. A kill can leave a partial one; its release was
@@ -579,8 +560,8 @@ class ReleasedRounds:
         Raises:
             OSError: the entry could not be written whole (full disk), so nothing may be released.
         """
-        entry, known = index.to_bytes(8, "little") + bound, self._bound.setdefault(index, [])
-        if entry not in known:
+        entry = index.to_bytes(8, "little") + bound
+        if entry not in self._entries:
             end, written = self._file.tell(), 0
             try:
                 written = self._file.write(entry)
@@ -590,14 +571,15 @@ class ReleasedRounds:
                     self._file.seek(end)
             if written != _ENTRY:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self._file.name)
-            known.append(entry)
+            self._entries.add(entry)
+            self._times[index] += 1
             self._hash.update(entry)
-        return len(known)
+        return self._times[index]
 
     def mark(self) -> list[int | str]:
         """Flush the list to the disk; return its number of entries and their hash."""
         os.fsync(self._file.fileno())
-        return [sum(map(len, self._bound.values())), self._hash.hexdigest()]
+        return [self._times.total(), self._hash.hexdigest()]
 
     @classmethod
     def require(cls, folder: Path, mark: list[int | str]) -> None:
@@ -606,15 +588,13 @@ class ReleasedRounds:
         Raises:
             CheckpointError: entries from before the checkpoint are missing or changed.
         """
-        entries, expected = mark
-        kept = _releases(folder / RELEASED)[: int(entries)]
-        held, found = len(kept), blake3(b"".join(kept))
-        if [held, found.hexdigest()] != [entries, expected]:
+        kept = _releases(folder / RELEASED)[: int(mark[0])]
+        if [len(kept), blake3(b"".join(kept)).hexdigest()] != mark:
             raise CheckpointError(
-                f"cannot resume: {folder / RELEASED} lists what was released, and {entries} "
-                f"entries of before the last checkpoint are not all there (found {held}). What was "
-                "released could be released again and not be counted. Restore the whole checkpoint "
-                "folder, or start a new run in another folder"
+                f"cannot resume: {folder / RELEASED} lists what was released, and {mark[0]} "
+                f"entries of before the last checkpoint are not all there (found {len(kept)}), so "
+                "that releases would not be counted. Restore the whole checkpoint folder, or start "
+                "a new run in another folder"
             )
 
     def close(self) -> None:
@@ -696,8 +676,8 @@ class RunSecrets:
         path = folder / KEYS
         if not path.is_file():
             raise CheckpointError(
-                f"cannot resume: {path} is gone, and with it the keys of the noise. Start a new "
-                "run in another folder; what this one released adds to it"
+                f"cannot resume: {path}, with the keys of the noise, is gone. Start a new run in "
+                "another folder; what this one released adds to it"
             )
         with undamaged(path):
             values = json.loads(path.read_text(encoding="utf-8"))
@@ -809,6 +789,7 @@ class RunFolder:
         found = {path.name for path in self.path.iterdir() if not _half_written(path)} - {LOCK}
         return found <= {RESERVATION} or (
             found in ({CHECKPOINT}, {CHECKPOINT, RESERVATION}, {CHECKPOINT, PLAN})
+            and self.checkpoint.is_dir()
             and all(path.name.startswith(".") for path in self.checkpoint.iterdir())
         )
 
@@ -968,8 +949,8 @@ class RunFolder:
         path = self.path / PREPARED
         if not path.is_file() and (self.finished or self.has_checkpoint):
             raise CheckpointError(
-                f"{path} is gone: what it holds would be released again, in no ε. Restore it from "
-                "a copy, or start a new run in another folder"
+                f"{path} is gone, and what it holds would be released again, in no ε: restore it "
+                "from a copy, or start a new run in another folder"
             )
         return Prepared.load(path).to_json() + "\n" if path.is_file() else None
 
@@ -984,8 +965,8 @@ class RunFolder:
             load_whole(model, load_file(path))
         except (SafetensorError, FileNotFoundError) as error:
             raise CheckpointError(
-                f"{path} is gone or damaged ({error}): this run's model cannot be read back. "
-                "Restore the file from a copy, or train again in another folder"
+                f"{path}, the run's model, is gone or damaged ({error}): restore it, or train again "
+                "in another folder"
             ) from error
         except RuntimeError as error:
             first_line = str(error).strip().partition("\n")[0]
@@ -1099,21 +1080,25 @@ class Checkpointer:
         require_same(saved.values["identity"], self._fixed["identity"])
         ReleasedRounds.require(self.folder.checkpoint, saved.values.get("released", _NOTHING))
         listed = max(ReleasedRounds.peek(self.folder.checkpoint), default=-1) + 1
-        if max(listed, known) > saved.round:
-            require_same_environment(saved.values["environment"], self._fixed["environment"])
-        context, before = saved.values["context"], saved.values["watched"]
-        now = self._fixed["watched"]
+        moved = differing(saved.values["environment"], self._fixed["environment"])
+        if moved and max(listed, known) > saved.round:
+            raise CheckpointError(
+                f"cannot resume here: {'; '.join(moved.values())}. Rounds after the last "
+                "checkpoint are repeated, and other rounding would release them again, at a cost "
+                "in privacy. Set it back (threads: OMP_NUM_THREADS) and resume again"
+            )
+        before, now = saved.values["watched"], self._fixed["watched"]
         if known > listed:  # by another copy of the folder, whose sums this one cannot count
             require_same(before, now)
-        if changed := {*differing(before, now), *(now.keys() - before.keys())}:
-            context = digest(self._fixed["watched"]).rpartition(":")[2]
+        self._fixed["context"] = saved.values["context"]
+        if changed := sorted({*differing(before, now), *(now.keys() - before.keys())}):
+            self._fixed["context"] = digest(now).rpartition(":")[2]
             warnings.warn(
-                f"changed since the run began: {', '.join(sorted(changed))}. Rounds after the last "
+                f"changed since the run began: {', '.join(changed)}. Rounds after the last "
                 "checkpoint are released a second time, with noise of their own, and the statement "
                 "accounts for it. To avoid that stop, set it back and resume again",
                 stacklevel=2,
             )
-        self._fixed["context"] = context
         for place in (self.folder.checkpoint, self.folder.path):
             for path in filter(_half_written, list(place.iterdir())):
                 path.unlink()
@@ -1263,21 +1248,17 @@ def _among_folders(model: torch.nn.Module, folder: Path) -> str | None:
     if not parent.is_dir() or shards_of(model) is not None:
         return None
     for path in sorted(parent.glob(f"*/{MODEL}"))[:NEIGHBOURS]:
-        if _same_weights(path, present):
-            spent = "whose statement cannot be read"
-            with contextlib.suppress(OSError, StatementError):
-                spent = _spent(Statement.load(path.parent / STATEMENT))
-            return f"in {path.parent.name}, {spent}"
+        with contextlib.suppress(OSError, SafetensorError, RuntimeError):
+            with safe_open(path, framework="pt") as file:
+                same = set(file.keys()) == set(present) and all(
+                    torch.equal(file.get_tensor(name), own.cpu()) for name, own in present.items()
+                )
+            if same:
+                spent = "whose statement cannot be read"
+                with contextlib.suppress(OSError, StatementError):
+                    spent = _spent(Statement.load(path.parent / STATEMENT))
+                return f"in {path.parent.name}, {spent}"
     return None
-
-
-def _same_weights(path: Path, present: dict[str, torch.Tensor]) -> bool:
-    try:
-        with safe_open(path, framework="pt") as file:
-            same = set(file.keys()) == set(present)
-            return same and all(torch.equal(file.get_tensor(n), present[n].cpu()) for n in present)
-    except (OSError, SafetensorError, RuntimeError):
-        return False
 
 
 # The content of a run folder, as plain values for reports.
@@ -1331,12 +1312,13 @@ class RunSummary:
             shapes = Shapes.load(folder / SHAPES)
         too_wide: tuple[str, ...] = ()
         measured = plan.preparation is not None and plan.preparation.measures
-        if measured and (folder / CARD).is_file():  # a folder that is handed on may lack it
+        card = folder / CARD
+        if measured and card.is_file():  # a folder that is handed on may lack it
             from forethought.data.columns import Encoder
 
-            with undamaged(folder / CARD):
-                card = parse((folder / CARD).read_text(encoding="utf-8"))
-                too_wide = Encoder.from_dict(card["encoder"]).too_wide()
+            with undamaged(card):
+                encoder = parse(card.read_text(encoding="utf-8"))["encoder"]
+                too_wide = Encoder.from_dict(encoder).too_wide()
         return cls(folder, plan, statement, metrics, figures, results, shapes, too_wide)
 
     def to_dict(self) -> dict[str, Any]:
@@ -1398,7 +1380,9 @@ class UnfinishedRun:
             released = sum(phase["rounds"]["count"] for phase in ended)
             if phases and phases[-1]["accuracy"] is None:
                 current = RunFolder(folder / PHASES / f"{len(phases):02d}")
-                released += max(ReleasedRounds.peek(current.checkpoint), default=-1) + 1
+                begun = max(ReleasedRounds.peek(current.checkpoint), default=-1) + 1
+                # A phase that has ended keeps no list.
+                released += phases[-1]["rounds"]["count"] if current.finished else begun
         last = [Metrics(*row) for row in history[-1:]]
         public = without_none({name: getattr(one, name) for one in last for name in PUBLIC})
         return cls(folder, plan, released, spent, public, _training_in(folder))

@@ -45,40 +45,20 @@ from forethought.rounds.contributions import (
 from forethought.rounds.private_sum import PrivateRounds, RoundError, present_team
 from forethought.rounds.randomness import Secrets, Seeds
 from forethought.rounds.records import MappedRecords, Records, TensorRecords, blank, content
+from forethought.training import folder as folders
+from forethought.training import records as fitting
 from forethought.training.execution import Execution, ShortForms, all_there, alone, settled
-from forethought.training.folder import (
-    RunFolder,
-    fingerprint,
-    identity,
-    locked,
-    released_into,
-    remember,
-    trained_before,
-)
+from forethought.training.folder import RunFolder
 from forethought.training.optimizers import IterateAverage, descent_of, require_steps
-from forethought.training.records import (
-    arranged,
-    declared,
-    opened,
-    placed_records,
-    require_answered,
-    require_fit,
-    require_reached,
-    require_sharded,
-    uncentred,
-    warn_of_another_model,
-    with_caveats,
-)
 from forethought.training.run import (
     TIME_AND_MEMORY,
     Run,
     in_the_book,
     randomness,
-    require_about,
     reserved,
 )
 from forethought.values.caveats import Caveat
-from forethought.values.checks import instance
+from forethought.values.checks import instance, optional
 from forethought.values.mechanism import Persons
 from forethought.values.plan import Paid, Payer, Plan, marked, step_sizes
 from forethought.values.use import Averaging, trained_parameters
@@ -144,14 +124,14 @@ def private(
             raise it too.
     """
     execution, seeds = settled(execution, seeds, **short)
-    plan = uncentred(instance("plan", plan, Plan))
-    require_answered(plan, None)
+    plan = fitting.uncentred(instance("plan", plan, Plan))
+    fitting.require_answered(plan, None)
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"model must be a torch module, not {type(model).__name__}")
     if take_shards(model) is None:
         alone("forethought.private of a model that fully_shard has not cut")
     else:
-        require_sharded(plan, optimizer)
+        fitting.require_sharded(plan, optimizer)
     if isinstance(plan.contribution, Persons):
         raise ValueError(
             "this plan takes all rows of a person as one record, and a loop states a loss for "
@@ -159,12 +139,14 @@ def private(
         )
     with ExitStack() as held:
         paid = reserved(held, ledger, plan, None, False, False, present_team())
-        given, _, found = opened(data, None)
-        plan = with_caveats(plan, found)
-        records = placed_records(model, arranged(given, plan).data, plan, execution.device)
+        given, _, found = fitting.opened(data, None)
+        plan = fitting.with_caveats(plan, found)
+        records = fitting.placed_records(
+            model, fitting.arranged(given, plan).data, plan, execution.device
+        )
         trained_parameters(model)
         if optimizer is None:  # the step size is the plan's, chosen for a model
-            warn_of_another_model(plan, model, data)
+            fitting.warn_of_another_model(plan, model, data)
         rounds = _Rounds(model, optimizer, records, plan, execution, seeds, paid)
         if paid is not None:  # reserved until the loop ends or its rounds are garbage-collected
             rounds.over = weakref.finalize(rounds, _unfinished, held.pop_all(), os.getpid())
@@ -200,7 +182,7 @@ class _Rounds:
         secrets = team.first(lambda: Secrets.draw(seeds))
         loss: Loss = cross_entropy  # a placeholder: every round states its own loss
         if team.size > 1:
-            named = identity(model, records, None, loss, secrets.sampling)
+            named = folders.identity(model, records, None, loss, secrets.sampling)
             team.require_same((plan, type(optimizer), named), "data, model, plan or optimizer")
         of, pieces = (plan.privacy, parameters, loss, secrets), execution.micro_batch
         self._private = PrivateRounds(*of, micro_batch=pieces, team=team, shards=shards)
@@ -211,7 +193,7 @@ class _Rounds:
         self._step_size = step_sizes(plan)
         averaging = plan.averaging if self.planned else Averaging("none")
         self.average = IterateAverage(averaging, parameters, plan.rounds)
-        caveats = (*declared(plan, None), *trained_before(model, None))
+        caveats = (*fitting.declared(plan, None), *folders.trained_before(model, None))
         self.statement: Statement = team.first(
             lambda: account(
                 plan,
@@ -291,7 +273,7 @@ class _Rounds:
             parameter.grad = None
         found = stated(value, self.model, self.records, self._stated)
         if found is not self._stated and self.team.size > 1:
-            self._named = fingerprint(found[0])
+            self._named = folders.fingerprint(found[0])
         self.team.require_same((self.done, self._named), "loss or number of rounds")
         now = self._standing()
         self.require_own()
@@ -385,10 +367,10 @@ class _Rounds:
                     "several rows of a record, as of a collate_fn, would each be clipped alone: "
                     "give them a dimension of their own, (1, rows, …), and the mean of their losses"
                 )
-            require_fit(self.model, loss, records)
+            fitting.require_fit(self.model, loss, records)
             kind, altered = self.plan.contribution, self.plan.augmentation
             check_loss(self.model, loss, records, None, kind, altered)
-            require_reached(self.model, loss, records)
+            fitting.require_reached(self.model, loss, records)
             self._stated = found
         # A failure from here on may come after the round's records and noise were drawn.
         self.closed = f"round {self.done} failed"
@@ -398,7 +380,7 @@ class _Rounds:
             with self.descent.ahead(total.round):
                 total.add(self.model, records)
             noised = total.release()
-        released_into(self.model)
+        folders.released_into(self.model)
         size = self._step_size(self.done) if self.planned else None
         self._versions = {name: p._version for name, p in self.descent.parameters.items()}
         self.descent.step(noised, size)
@@ -417,7 +399,7 @@ class _Rounds:
             )
 
     def finish(self, out: str | Path | None, about: About | None) -> Run:
-        require_about(about)
+        optional(instance, "about", about, kind=About)
         transcript = self._private.transcript
         if self.closed == FINISHED:
             raise RoundError(f"{FINISHED}: it has its statement")
@@ -451,7 +433,7 @@ class _Rounds:
 
         def ended() -> Statement:
             found = statement
-            with locked(path):
+            with folders.locked(path):
                 if folder is not None:
                     folder.begin(overwrite=False)
                 if self._paid is not None:
@@ -463,7 +445,7 @@ class _Rounds:
 
         run = replace(run, statement=team.first(ended))
         self.closed = FINISHED
-        remember(self.model, run.statement)
+        folders.remember(self.model, run.statement)
         return run
 
 

@@ -6,7 +6,8 @@ import hashlib
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -649,40 +650,28 @@ class NotCentredWarning(UserWarning):
     """A plan pays for the features' means, but the run cannot use them."""
 
 
-@dataclass(frozen=True)
-class WeightCentring:
-    """Converts a linear layer's weights for centred features, and back.
+@contextmanager
+def centred_weights(layer: Any, constants: InputConstants) -> Iterator[None]:
+    """A context with a linear layer's weights for centred features; all scores stay the same.
 
     Args:
-        layer: a torch.nn.Linear with a bias; None: nothing is centred.
+        layer: a torch.nn.Linear with a bias.
         constants: shift and scale of every feature.
     """
-
-    layer: Any = None
-    constants: InputConstants = field(default_factory=InputConstants)
-
-    @torch.no_grad()
-    def begin(self) -> None:
-        """Convert the weights to centred features; the scores stay the same."""
-        for weight, bias, shift, scale in self._tensors():
-            bias += (weight.double() @ shift).to(bias.dtype)
-            weight *= scale.to(weight.dtype)
-
-    @torch.no_grad()
-    def end(self) -> None:
-        """The inverse of :meth:`begin`."""
-        for weight, bias, shift, scale in self._tensors():
-            weight /= scale.to(weight.dtype)
+    weight, bias = layer.weight, layer.bias
+    # In double precision: the features' means may be many times their spread.
+    like: dict[str, Any] = {"dtype": torch.float64, "device": weight.device}
+    shift = torch.tensor(constants.shift, **like)
+    scale = torch.tensor(constants.scale, **like).to(weight.dtype)
+    with torch.no_grad():
+        bias += (weight.double() @ shift).to(bias.dtype)
+        weight *= scale
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            weight /= scale
             bias -= (weight.double() @ shift).to(bias.dtype)
-
-    def _tensors(self) -> Iterator[tuple[Tensor, ...]]:
-        """Yield weight, bias, shift and scale; nothing if nothing is centred."""
-        if self.layer is not None:
-            weight, constants = self.layer.weight, self.constants
-            # In double precision: the features' means may be many times their spread.
-            like: dict[str, Any] = {"dtype": torch.float64, "device": weight.device}
-            both = (torch.tensor(part, **like) for part in (constants.shift, constants.scale))
-            yield weight, self.layer.bias, *both
 
 
 class CentredRecords(MappedRecords):

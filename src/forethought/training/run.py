@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import astuple, dataclass, field, fields, replace
 from itertools import takewhile
 from pathlib import Path
@@ -33,7 +34,9 @@ from forethought.rounds.preparation import Prepared, released, require_prepared,
 from forethought.rounds.private_sum import PrivateRounds, Team, present_team
 from forethought.rounds.randomness import Indices, Secrets, Seeds
 from forethought.rounds.records import Records, as_records, blank
+from forethought.training import folder as folders
 from forethought.training import metrics, optimizers
+from forethought.training import records as fitting
 from forethought.training.execution import (
     Execution,
     Interrupted,
@@ -43,51 +46,9 @@ from forethought.training.execution import (
     same_start,
     settled,
 )
-from forethought.training.folder import (
-    PAID,
-    PLAN,
-    RESERVATION,
-    STATEMENT,
-    Checkpoint,
-    Checkpointer,
-    CheckpointError,
-    RunFolder,
-    RunSecrets,
-    continued,
-    environment,
-    fingerprint,
-    identity,
-    locked,
-    path_of,
-    released_into,
-    remember,
-    replace_file,
-    trained_before,
-    watched,
-)
-from forethought.training.records import (
-    PREPARED,
-    CentredRecords,
-    CoincidingRecordsError,
-    WeightCentring,
-    arranged,
-    as_rows,
-    coincide,
-    declared,
-    form_of,
-    opened,
-    placed_records,
-    require_answered,
-    require_fit,
-    require_reached,
-    require_sharded,
-    uncentred,
-    usual_loss,
-    warn_of_another_model,
-    with_caveats,
-)
+from forethought.training.folder import Checkpoint, Checkpointer, CheckpointError, RunFolder
 from forethought.values.caveats import Caveat
-from forethought.values.checks import function, instance, require_payer
+from forethought.values.checks import function, instance, optional, require_payer
 from forethought.values.mechanism import Augmentation, LocalUpdates
 from forethought.values.plan import Paid, Payer, Plan, Transcript, marked, step_sizes
 from forethought.values.use import linear_layer, trained_parameters
@@ -99,11 +60,12 @@ from forethought.values.use import linear_layer, trained_parameters
 SHOWN_RECORDS = 256
 
 
-def epsilon_at(statement: Statement, rounds: Sequence[int]) -> dict[int, float]:
+def epsilon_at(statement: Statement, rounds: Sequence[int], before: int = 0) -> dict[int, float]:
     """Certified upper end of ε after each of the numbers of rounds, as the statement accounts it.
 
     Args:
         statement: of the whole plan. Its ε also bounds every prefix, as a part of the releases.
+        before: number of releases before the first of these rounds, such as a preparation.
 
     Returns:
         Number of rounds → ε at the statement's δ.
@@ -115,14 +77,11 @@ def epsilon_at(statement: Statement, rounds: Sequence[int]) -> dict[int, float]:
         return found
     noisy = sum(part.count for part in takewhile(lambda part: part.noise_multiplier, mechanism))
     # From the first round without noise on, there is no guarantee.
-    finite = [count for count in rounds if count <= noisy]
-    if finite:
+    if finite := [before + count for count in rounds if before + count <= noisy]:
         curve = exact.epsilon_curve(composed(mechanism), statement.delta, finite, statement.group)
-        for count, interval in zip(finite, curve, strict=True):
-            found[count] = min(interval.upper, total)
-    if len(mechanism) in found:
-        found[len(mechanism)] = total
-    return found
+        found |= {n - before: min(one.upper, total) for n, one in zip(finite, curve, strict=True)}
+    last = len(mechanism) - before
+    return found | ({last: total} if last in found else {})
 
 
 class Loop:
@@ -142,9 +101,8 @@ class Loop:
         self._task, self.plan, self.model, self.done = task, task.plan, task.model, 0
         plan = task.plan
         parameters, self._shards = trained_here(task.model), shards_of(task.model)
-        how: dict[str, Any] = {"team": task.team, "batch_dims": task.batch_dims}
-        how["shards"] = self._shards
-        how["micro_batch"] = task.execution.micro_batch
+        how: dict[str, Any] = {"batch_dims": task.batch_dims, "shards": self._shards}
+        how |= {"micro_batch": task.execution.micro_batch, "team": task.team}
         self.private = PrivateRounds(plan.privacy, parameters, task.loss, secrets, **how)
         self.descent = optimizers.descent_of(plan, parameters)
         self.history: list[metrics.Metrics] = []
@@ -153,10 +111,7 @@ class Loop:
         self._step_size = step_sizes(plan)
         every = int(settings["log_every"])
         logged = [*range(every, plan.rounds, every), plan.rounds]
-        # Releases before the first round, such as a preparation, count from the start.
-        first = len(plan.mechanism) - plan.rounds
-        spent = epsilon_at(statement, [first + count for count in logged])
-        self._epsilon = {count: spent[first + count] for count in logged}
+        self._epsilon = epsilon_at(statement, logged, len(plan.mechanism) - plan.rounds)
         # This process's count since the last sum over processes, and the sum of all before.
         self._own_non_finite = torch.zeros((), dtype=torch.int64, device=self.private.layout.device)
         self._non_finite = 0
@@ -220,10 +175,8 @@ class Loop:
     def _log(
         self, done: int, step_size: float, bound: float, loss: float | None, norms: torch.Tensor
     ) -> None:
-        test_loss, accuracy = None, None
-        if self._task.held_out is not None:
-            test_loss, accuracy = self._evaluated(self._task.held_out)
-        clipped, non_finite = None, None
+        held_out, clipped, non_finite = self._task.held_out, None, None
+        test_loss, accuracy = (None, None) if held_out is None else self._evaluated(held_out)
         if self._diagnostics:
             clipped = float((norms > bound).double().mean()) if len(norms) else None
             self.add_up()
@@ -281,17 +234,16 @@ class Loop:
         if self._shards is not None:
             owned |= {kind: self._shards.own_of(owned[kind]) for kind in ("average", "optimizer")}
         self.average.restore(owned["average"])
-        optimizers.restore_optimizer(
-            self.descent.optimizer, owned["optimizer"], saved.values["optimizer"]
-        )
-        self.descent.restore_filter(owned["filter"], saved.values.get("filter", {}))
-        self.history = [metrics.Metrics(*row) for row in saved.values["history"]]
-        self.private.clip_norm = saved.values["clip_norm"]
-        self.private.transcript = Transcript.from_values(saved.values["transcript"])
+        values, optimizer = saved.values, self.descent.optimizer
+        optimizers.restore_optimizer(optimizer, owned["optimizer"], values["optimizer"])
+        self.descent.restore_filter(owned["filter"], values.get("filter", {}))
+        self.history = [metrics.Metrics(*row) for row in values["history"]]
+        self.private.clip_norm = values["clip_norm"]
+        self.private.transcript = Transcript.from_values(values["transcript"])
         bound = owned["noise"]["bound"].numpy().tobytes()
         self.private.bound = [bound[at : at + 32] for at in range(0, len(bound), 32)]
-        self._non_finite = saved.values["non_finite"]
-        self._slowed, self._last_accuracy = saved.values.get("slowed", (1.0, 0.0))
+        self._non_finite = values["non_finite"]
+        self._slowed, self._last_accuracy = values.get("slowed", (1.0, 0.0))
         self.done = saved.round
 
 
@@ -304,19 +256,6 @@ NOT_COVERED_DIAGNOSTICS = Caveat("diagnostics")
 COINCIDE = Caveat(
     "stated", "some of the held-out records are equal to records that the model was trained on"
 )
-
-
-def require_public(found: Sequence[Caveat], name: str, instead: str) -> None:
-    """Refuse to take records as public if some are private training records.
-
-    Raises:
-        CoincidingRecordsError: the message says what to do instead.
-    """
-    if COINCIDE in found:
-        raise CoincidingRecordsError(
-            f"some records in {name}= are private training records too, so they are not public: "
-            f"give others, or say {instead}, which the Statement names as not covered"
-        )
 
 
 @dataclass(frozen=True)
@@ -368,7 +307,7 @@ class Task:
     public_inputs: Any = None
     prepared: Prepared | None = None
     about: About | None = None
-    centring: WeightCentring = field(default_factory=WeightCentring)
+    centring: AbstractContextManager[None] = field(default_factory=contextlib.nullcontext)
     paid: Paid | None = None  # only in the process that leads
     paid_before: int | None = None  # rounds of its reservation before this task; None: not a part
 
@@ -462,7 +401,7 @@ def train(
             KeyboardInterrupt).
     """
     execution, seeds = settled(execution, seeds, **short)
-    require_about(about)
+    optional(instance, "about", about, kind=About)
     folder = folder_of(out, files, resume, overwrite)
     team = present_team()
     # Before anything is paid or released. It is a barrier too: no process still reads the folder.
@@ -471,18 +410,20 @@ def train(
     team.require_same(alike, "augment=, prepared=, ledger=, out= or resume=")
     with contextlib.ExitStack() as held:
         if folder is not None:
-            team.first(lambda: held.enter_context(locked(folder.path)))
+            team.first(lambda: held.enter_context(folders.locked(folder.path)))
         if plan is None and resume and folder is not None:
             plan = folder.plan()  # plan.json is the plan
         plan = instance("plan", plan, Plan)
         if augment is not None:
             plan = plan.with_(augmentation=Augmentation.of(augment))
-        require_answered(plan, prepared)
+        fitting.require_answered(plan, prepared)
         paid = reserved(held, ledger, plan, folder, resume, overwrite, team)
         task = task_of(model, data, test, plan, loss, execution, batch_dims)
-        warn_of_another_model(task.plan, model, data)
+        fitting.warn_of_another_model(task.plan, model, data)
         same_start(model, team)
-        earlier = team.first(lambda: () if resume else trained_before(model, path_of(folder)))
+        earlier = team.first(
+            lambda: () if resume else folders.trained_before(model, folders.path_of(folder))
+        )
         run = run_plan(
             replace(
                 task,
@@ -502,14 +443,8 @@ def train(
             )
         )
     run = replace(run, model=model)
-    remember(run.model, run.statement)
+    folders.remember(run.model, run.statement)
     return run
-
-
-def require_about(about: object) -> None:
-    """Refuse what a Statement cannot be about, while nothing is released."""
-    if about is not None:
-        instance("about", about, About)
 
 
 def reserved(
@@ -524,7 +459,7 @@ def reserved(
     """The run's reservation, in the process that leads; None without a ledger or if finished."""
     require_payer(ledger)
     if ledger is None:
-        if resume and folder is not None and (folder.path / RESERVATION).is_file():
+        if resume and folder is not None and (folder.path / folders.RESERVATION).is_file():
             raise CheckpointError(
                 f"the run in {folder.path} is paid from a ledger: name it ([ledger], or ledger=)"
             )
@@ -539,7 +474,7 @@ def reserved(
                 plan.mechanism,
                 group=plan.records_per_person,
                 unit=unit_of(plan),
-                folder=path_of(folder),
+                folder=folders.path_of(folder),
                 resume=resume,
             )
             found.append(held.enter_context(paying))
@@ -573,9 +508,9 @@ def task_of(
     batch_dims: gradients.BatchDims | None = None,
 ) -> Task:
     """The task of a call: data sets opened, their caveats added to the plan, persons arranged."""
-    loss = usual_loss(data) if loss is None else loss
-    data, test, found = opened(data, test)
-    own, plan = arranged(data, plan, loss), with_caveats(plan, found)
+    loss = fitting.usual_loss(data) if loss is None else loss
+    data, test, found = fitting.opened(data, test)
+    own, plan = fitting.arranged(data, plan, loss), fitting.with_caveats(plan, found)
     return opened_task(own.wrapped(model), own.data, test, plan, own.loss, execution, batch_dims)
 
 
@@ -593,11 +528,11 @@ def opened_task(
     Raises:
         ValueError, TypeError: a part that cannot be run.
     """
-    records = placed_records(model, data, plan, execution.device)
+    records = fitting.placed_records(model, data, plan, execution.device)
     trained_parameters(model)  # refuses lazy layers, which the first pass would change
     if take_shards(model) is not None:
-        require_sharded(plan)
-    held_out = None if test is None else as_records(test, *form_of(model), "test")
+        fitting.require_sharded(plan)
+    held_out = None if test is None else as_records(test, *fitting.form_of(model), "test")
     chosen = default_loss(blank(records)[1]) if loss is None else of_each(loss)
     weights = chosen.parameters() if isinstance(chosen, torch.nn.Module) else ()
     if {id(p) for p in weights if p.requires_grad} - {id(p) for p in model.parameters()}:
@@ -605,9 +540,9 @@ def opened_task(
             "the loss has weights of its own, which would not be trained: make it a part of the "
             "model, or freeze them (loss.requires_grad_(False))"
         )
-    require_fit(model, chosen, records, dims=batch_dims)
+    fitting.require_fit(model, chosen, records, dims=batch_dims)
     if held_out is not None:
-        require_fit(model, chosen, held_out, "test", batch_dims)
+        fitting.require_fit(model, chosen, held_out, "test", batch_dims)
     check_loss(model, chosen, records, batch_dims, plan.contribution, plan.augmentation)
     judged = held_out if plan.schedule.kind == "drops" else None
     if judged is not None and metrics.evaluate(model, {}, chosen, judged, batch_dims)[1] is None:
@@ -618,9 +553,9 @@ def opened_task(
     # An unknown optimizer is reported before anything is released, means for centring included.
     optimizers.descent_of(plan, trained_here(model))
     if batch_dims is None and not isinstance(plan.contribution, LocalUpdates):
-        require_reached(model, chosen, records)
-    same = held_out is not None and coincide(as_rows(records, model), held_out)
-    caveats = [*declared(plan, held_out), *([COINCIDE] if same else [])]
+        fitting.require_reached(model, chosen, records)
+    same = held_out is not None and fitting.coincide(fitting.as_rows(records, model), held_out)
+    caveats = [*fitting.declared(plan, held_out), *([COINCIDE] if same else [])]
     if batch_dims is not None:
         where = f"inputs {batch_dims.inputs}, outputs {batch_dims.outputs}"
         caveats.append(Caveat("batch-dims", where))
@@ -642,7 +577,7 @@ def _centred(task: Task) -> Task:
     if not fits or not all(p.requires_grad for p in layer.parameters()):
         if begun is not None:
             require_prepared(task.plan, begun)  # raises: the means of these were not released
-        return replace(task, plan=uncentred(task.plan))
+        return replace(task, plan=fitting.uncentred(task.plan))
 
     def text() -> str:
         if folder is not None and task.resume and (kept := folder.prepared()):
@@ -655,9 +590,9 @@ def _centred(task: Task) -> Task:
     if paid is not None:
         if folder is not None and not (task.resume or paid.begun):
             # Before the mark: from there on this run is resumed, and not begun and paid for anew.
-            texts = {PLAN: task.plan.to_json() + "\n", **task.files}
+            texts = {folders.PLAN: task.plan.to_json() + "\n", **task.files}
             folder.begin(overwrite=task.overwrite, files=texts)
-            (folder.path / PREPARED).unlink(missing_ok=True)  # an earlier run's
+            (folder.path / fitting.PREPARED).unlink(missing_ok=True)  # an earlier run's
             folder.add(texts)
             task = replace(task, overwrite=True)
         paid.ahead(len(task.plan.mechanism) - task.plan.rounds)
@@ -667,11 +602,13 @@ def _centred(task: Task) -> Task:
     constants = prepared.constants
     return replace(
         task,
-        records=CentredRecords(task.records, constants),
-        held_out=None if task.held_out is None else CentredRecords(task.held_out, constants),
+        records=fitting.CentredRecords(task.records, constants),
+        held_out=None
+        if task.held_out is None
+        else fitting.CentredRecords(task.held_out, constants),
         prepared=prepared,
-        centring=WeightCentring(layer, constants),
-        files={**task.files, PREPARED: found},
+        centring=fitting.centred_weights(layer, constants),
+        files={**task.files, fitting.PREPARED: found},
     )
 
 
@@ -702,20 +639,21 @@ def run_plan(task: Task) -> Run:
         )
 
     statement = team.first(lambda: stated(plan))
-    task.centring.begin()
-    loop = Loop(task, keys.secrets, settings, statement)
-    checkpointer = _kept(task, loop, keys, saved, settings)
-    if task.paid is not None:
-        loop.private.note = marked(task.paid, loop.private.note, _before(task))
-    if saved is not None:
-        loop.restore(saved)
-    try:
-        with all_there(team, path_of(folder)):
-            _rounds(loop, checkpointer, task)
-    finally:
-        loop.descent.clear()
-        if checkpointer is not None:
-            checkpointer.close()
+    with task.centring:
+        loop = Loop(task, keys.secrets, settings, statement)
+        checkpointer = _kept(task, loop, keys, saved, settings)
+        if task.paid is not None:
+            loop.private.note = marked(task.paid, loop.private.note, _before(task))
+        if saved is not None:
+            loop.restore(saved)
+        try:
+            with all_there(team, folders.path_of(folder)):
+                _rounds(loop, checkpointer, task)
+        finally:
+            loop.descent.clear()
+            if checkpointer is not None:
+                checkpointer.close()
+        loop.average.hand_over()
     rounds = team.first(lambda: loop.private.transcript)  # only the folder's process counts repeats
     transcript = with_preparation(task.prepared, rounds)
     transcript.require(statement.mechanism, once=True)
@@ -723,17 +661,15 @@ def run_plan(task: Task) -> Run:
         released = plan.remade(mechanism=rounds.mechanism(plan.mechanism.adjacency))
         more = Caveat("released-again", f"{rounds.again} of {len(rounds)}")
         statement = team.first(lambda: stated(released, more))
-        before = len(plan.mechanism) - plan.rounds
-        spent = epsilon_at(statement, [before + row.round for row in loop.history])
-        loop.history = [replace(row, epsilon=spent[before + row.round]) for row in loop.history]
+        shown = [row.round for row in loop.history]
+        spent = epsilon_at(statement, shown, len(plan.mechanism) - plan.rounds)
+        loop.history = [replace(row, epsilon=spent[row.round]) for row in loop.history]
     transcript.require(statement.mechanism)
     statement = replace(statement.of_run(transcript.releases()), about=task.about)
     statement = team.first(lambda: settled_in(task, statement))
-    loop.average.hand_over()
-    task.centring.end()
     if task.public_inputs is not None:
         metrics.settle_statistics(model, task.public_inputs)
-    run = Run(model, statement, tuple(loop.history), plan, path_of(folder), transcript)
+    run = Run(model, statement, tuple(loop.history), plan, folders.path_of(folder), transcript)
     return kept_in(folder, run, team)
 
 
@@ -762,13 +698,13 @@ def in_the_book(
     """Settle a run; return its statement with the book's words, and keep the evidence."""
     found, words = paid.settle(rounds)
     if folder is not None:
-        replace_file(folder.path / PAID, found.encode())
+        folders.replace_file(folder.path / folders.PAID, found.encode())
     return replace(statement, caveats=(*statement.caveats, Caveat("in-the-book", words)))
 
 
-def _begun(task: Task) -> tuple[RunSecrets, Checkpoint | None, dict[str, Any]]:
+def _begun(task: Task) -> tuple[folders.RunSecrets, Checkpoint | None, dict[str, Any]]:
     """Keys, checkpoint and settings of the continued run; of a new run without a checkpoint."""
-    keys = RunSecrets.draw(task.seeds)
+    keys = folders.RunSecrets.draw(task.seeds)
     # A continued run keeps its own, even if the call has others.
     settings = {
         "log_every": task.execution.log_every or max(1, round(task.plan.rounds / ROWS)),
@@ -776,7 +712,7 @@ def _begun(task: Task) -> tuple[RunSecrets, Checkpoint | None, dict[str, Any]]:
         "caveats": [caveat.to_dict() for caveat in task.caveats],
     }
     if task.resume and task.folder is not None:
-        begun = continued(task.folder, task.plan)
+        begun = folders.continued(task.folder, task.plan)
         if begun is not None:
             saved, keys = begun
             return keys, saved, {name: saved.values[name] for name in settings}
@@ -789,23 +725,27 @@ def _begun(task: Task) -> tuple[RunSecrets, Checkpoint | None, dict[str, Any]]:
 
 
 def _kept(
-    task: Task, loop: Loop, keys: RunSecrets, saved: Checkpoint | None, settings: Mapping[str, Any]
+    task: Task,
+    loop: Loop,
+    keys: folders.RunSecrets,
+    saved: Checkpoint | None,
+    settings: Mapping[str, Any],
 ) -> Checkpointer | None:
     """The checkpointer, in the process that leads; all processes check that they agree."""
     team, folder = task.team, task.folder
     if folder is None and team.size == 1:
         return None
-    named = identity(
+    named = folders.identity(
         task.model, task.records, task.held_out, task.loss, keys.identity, task.batch_dims
     )
-    public = fingerprint(task.public_inputs)
+    public = folders.fingerprint(task.public_inputs)
     team.require_same((named, public), "data, model, loss, batch_dims or public_inputs")
     if folder is None:
         return None
     fixed = {
         "identity": named,
-        "environment": environment(task.model, task.execution.micro_batch, team.size),
-        "watched": watched(task.model, task.loss, keys.identity),
+        "environment": folders.environment(task.model, task.execution.micro_batch, team.size),
+        "watched": folders.watched(task.model, task.loss, keys.identity),
     }
     checkpointer = Checkpointer(folder, task.plan, keys, {**fixed, **settings})
 
@@ -838,7 +778,7 @@ def _rounds(loop: Loop, checkpointer: Checkpointer | None, task: Task) -> None:
     with loop.private, InterruptGuard() as guard:
         for number, done in enumerate(loop.rounds()):
             if not number:  # the modules stay the same
-                released_into(task.model)
+                folders.released_into(task.model)
             if task.progress is not None and team.leads:
                 task.progress(event(done, total, loop.history))
             if done == total:
@@ -854,7 +794,7 @@ def _rounds(loop: Loop, checkpointer: Checkpointer | None, task: Task) -> None:
                     if checkpointer is not None:
                         checkpointer.write(state)
             if stop:
-                raise Interrupted(path_of(task.folder), done)
+                raise Interrupted(folders.path_of(task.folder), done)
 
 
 def event(done: int, rounds: int, history: Sequence[metrics.Metrics]) -> metrics.Event:
@@ -876,7 +816,7 @@ def read_back(folder: RunFolder, model: torch.nn.Module, plan: Plan | None, team
         raise CheckpointError(f"cannot resume: the plan is not that of the run in {folder.path}")
     team.first(folder.erase_secrets)  # a kill during the end of the run may have left them
     folder.load_model(model)
-    statement = Statement.load(folder.path / STATEMENT)
+    statement = Statement.load(folder.path / folders.STATEMENT)
     return Run(model, statement, folder.load_history(), stored, folder.path, folder.transcript())
 
 

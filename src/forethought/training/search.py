@@ -39,71 +39,16 @@ from forethought.rounds.preparation import require_unprepared
 from forethought.rounds.private_sum import Team
 from forethought.rounds.randomness import BoundNoise, Secrets, Seeds, Stream, encoded, noised_count
 from forethought.rounds.records import Records, as_records, digest_of
+from forethought.training import folder as folders
 from forethought.training import metrics
+from forethought.training import records as fitting
+from forethought.training import run as runs
 from forethought.training.execution import Execution, ShortForms, alone, settled, usable
-from forethought.training.folder import (
-    KEYS,
-    PAID,
-    PHASES,
-    RECORD,
-    RESERVATION,
-    Checkpoint,
-    Checkpointer,
-    CheckpointError,
-    RunFolder,
-    RunSecrets,
-    continued,
-    differing,
-    environment,
-    identity,
-    locked,
-    path_of,
-    remember,
-    replace_file,
-    require_files,
-    trained_before,
-    undamaged,
-)
+from forethought.training.folder import Checkpoint, Checkpointer, CheckpointError, RunFolder
 from forethought.training.metrics import Event, Metrics, evaluate
-from forethought.training.records import (
-    SLACK,
-    CoincidingRecordsError,
-    arranged,
-    as_rows,
-    coincide,
-    form_of,
-    of_rows,
-    opened,
-    require_fit,
-    require_within_budget,
-    uncentred,
-    usual_loss,
-    warn_of_another_model,
-    with_caveats,
-)
-from forethought.training.run import (
-    COINCIDE,
-    NOT_COVERED_DIAGNOSTICS,
-    NOT_COVERED_TEST,
-    TIME_AND_MEMORY,
-    Run,
-    Task,
-    epsilon_at,
-    folder_of,
-    in_the_book,
-    kept_in,
-    opened_task,
-    randomness,
-    read_back,
-    require_about,
-    require_public,
-    reserved,
-    run_plan,
-    settled_in,
-    task_of,
-)
+from forethought.training.run import Run, Task
 from forethought.values.caveats import Caveat
-from forethought.values.checks import function, instance, one_of, real, require_payer
+from forethought.values.checks import function, instance, one_of, optional, real, require_payer
 from forethought.values.mechanism import Mechanism, Persons, Rounds
 from forethought.values.plan import Paid, Payer, Plan, Transcript, TranscriptError
 
@@ -138,6 +83,14 @@ class Tuned:
         return self.run.model
 
 
+def _private(name: str, instead: str) -> fitting.CoincidingRecordsError:
+    """The error of records that are said to be public and are not."""
+    return fitting.CoincidingRecordsError(
+        f"records in {name}= (by default the data's own test part) are as private as the rest: "
+        f"give public ones, or say {instead}, and the Statement tells how far they are covered"
+    )
+
+
 def _warn_of_overspending(
     plans: Sequence[Plan], trials: adaptive.Trials, score_noise: float | None
 ) -> None:
@@ -153,7 +106,7 @@ def _warn_of_overspending(
         terms = plan.mechanism, every, trials, score_noise, budget.delta
         details = adaptive.selection_details(*terms)
         spent = adaptive.selection_interval(plan.mechanism, budget.delta, 1, details).upper
-        if spent > budget.epsilon * (1 + SLACK):
+        if spent > budget.epsilon * (1 + fitting.SLACK):
             warnings.warn(
                 f"the search spends epsilon {at_most(spent)} at delta {budget.delta:.3g}, and the "
                 f"budget of its candidates is {budget.epsilon:g}: the statement says so. To stay "
@@ -227,7 +180,7 @@ def tune(  # noqa: C901, PLR0915
     """
     alone("tune")
     execution, seeds = settled(execution, seeds, **short)
-    require_about(about)
+    optional(instance, "about", about, kind=About)
     require_payer(ledger)
     function("loss", loss)
     function("progress", progress)
@@ -236,10 +189,7 @@ def tune(  # noqa: C901, PLR0915
         raise TypeError("make_model must be a function that builds a new model for each trial")
     plans = _candidates(candidates)
     if scoring == "public" and score is None and holdout is None and isinstance(data, LoadedData):
-        raise CoincidingRecordsError(
-            "scoring='public' with the data's own test part: it is as private as the rest. Give "
-            "public records as holdout=, or leave scoring='noised'"
-        )
+        raise _private("holdout", "scoring='noised'")
     adaptive.require_trials(trials)
     one_of("scoring", scoring, get_args(Scoring))
     if holdout is not None and score is not None:
@@ -256,10 +206,10 @@ def tune(  # noqa: C901, PLR0915
     selection = selection_of(plans, trials, scoring, score_noise)
     score_noise = selection.score_noise
     _warn_of_overspending(plans, trials, score_noise)
-    require_files(files or {})
+    folders.require_files(files or {})
     folder = None if out is None else RunFolder(out)
     with contextlib.ExitStack() as kept:
-        kept.enter_context(locked(path_of(folder)))
+        kept.enter_context(folders.locked(folders.path_of(folder)))
         if folder is not None:
             folder.require_free(overwrite)
         paid = None
@@ -267,15 +217,15 @@ def tune(  # noqa: C901, PLR0915
             unit = unit_of(plans[0])
             paying = ledger.paid(selection.candidates[0], selection=selection, unit=unit)
             paid = kept.enter_context(paying)
-        loss = usual_loss(data) if loss is None else loss
+        loss = fitting.usual_loss(data) if loss is None else loss
         given = data
-        data, held_out, uses = opened(data, holdout)
-        plans = [with_caveats(plan, uses) for plan in plans]
+        data, held_out, uses = fitting.opened(data, holdout)
+        plans = [fitting.with_caveats(plan, uses) for plan in plans]
         if score is None:
             holdout = held_out
         if (holdout is None) == (score is None):
             raise ValueError(_EITHER)
-        records = arranged(data, plans[0], loss)
+        records = fitting.arranged(data, plans[0], loss)
         if isinstance(data, PersonRows) and scoring == "noised":
             raise ValueError(
                 "scoring='noised' counts held-out rows, of which one person may have any number: "
@@ -285,18 +235,18 @@ def tune(  # noqa: C901, PLR0915
         make_model = lambda: records.wrapped(rows_model())  # noqa: E731
         probe = make_model()
         tasks = {
-            plan: opened_task(probe, records.data, None, plan, records.loss, execution)
+            plan: runs.opened_task(probe, records.data, None, plan, records.loss, execution)
             for plan in dict.fromkeys(plans)
         }
         for plan in {plan.assumed: plan for plan in tasks}.values():
-            warn_of_another_model(plan, probe, given)
+            fitting.warn_of_another_model(plan, probe, given)
         first, size, same = tasks[plans[0]], 1, False
         if score is None:
-            held = as_records(holdout, *form_of(probe), "holdout")
-            require_fit(probe, first.loss, held, "holdout")
-            same = coincide(as_rows(first.records, probe), held, "holdout")
+            held = as_records(holdout, *fitting.form_of(probe), "holdout")
+            fitting.require_fit(probe, first.loss, held, "holdout")
+            same = fitting.coincide(fitting.as_rows(first.records, probe), held, "holdout")
             if scoring == "public" and same:
-                require_public((COINCIDE,), "holdout", "scoring='unprotected'")
+                raise _private("holdout", "scoring='unprotected'")
             if scoring == "noised" and mixing_layers(probe):
                 raise ValueError(
                     "scoring='noised' counts answers of which each is about one record, and batch "
@@ -306,21 +256,18 @@ def tune(  # noqa: C901, PLR0915
             score, size = _counting(held, first.loss, scoring), len(held)
         _value(score, probe)  # what is wrong with a score is said before a trial is paid
         secrets = Secrets.draw(seeds)
-        named = (*trained_before(probe, None), *((COINCIDE,) if same else ()))
+        named = (*folders.trained_before(probe, None), *((runs.COINCIDE,) if same else ()))
         more = (Caveat(_SCORED[scoring]), Caveat("candidates", str(len(plans))), *named)
 
         def stated(plan: Plan) -> Statement:
             uses = dict.fromkeys(use for p in (plan, *plans) for use in p.not_covered)
             uses.pop(adaptive.SEARCH_ALONE, None)
-            every = [p.mechanism for p in plans]
-            details = adaptive.selection_details(
-                plan.mechanism, every, trials, score_noise, plan.delta
-            )
+            terms = plan.mechanism, [p.mechanism for p in plans], trials, score_noise, plan.delta
             return account(
                 plan.with_(not_covered=tuple(uses)),
-                accountant=details,
+                accountant=adaptive.selection_details(*terms),
                 not_covered=more,
-                randomness=randomness(plan, secrets),
+                randomness=runs.randomness(plan, secrets),
             )
 
         # Before the first trial, to refuse a mechanism that no theorem covers.
@@ -389,7 +336,7 @@ def _trials(
             diagnostics=False,
             progress=None if progress is None else partial(progress, trial),
         )
-        run = run_plan(task)
+        run = runs.run_plan(task)
         trained |= _weights(run.model) - begun  # a step too small for bfloat16 changes nothing
         yield run
 
@@ -419,18 +366,25 @@ def _best(
         _require_score(run.transcript, statement)
         statement = statement.of_run(run.transcript.releases())
     if paid is not None:
-        statement = in_the_book(paid, statement, folder)
+        statement = runs.in_the_book(paid, statement, folder)
     # The ε of one trial is not that of the search.
     accuracy = None if math.isnan(value) else value
     rows = [replace(row, epsilon=statement.epsilon.upper) for row in run.history]
     rows[-1] = replace(rows[-1], accuracy=accuracy)
-    plan = with_caveats(run.plan, (adaptive.SEARCH_ALONE,))
-    shown = Run(of_rows(run.model), statement, tuple(rows), plan, path_of(folder), run.transcript)
+    plan = fitting.with_caveats(run.plan, (adaptive.SEARCH_ALONE,))
+    shown = Run(
+        fitting.of_rows(run.model),
+        statement,
+        tuple(rows),
+        plan,
+        folders.path_of(folder),
+        run.transcript,
+    )
     if folder is not None:
         folder.add(files)
-    shown = kept_in(folder, shown, Team())
+    shown = runs.kept_in(folder, shown, Team())
     if run.transcript is not None:
-        remember(shown.model, shown.statement)
+        folders.remember(shown.model, shown.statement)
     return Tuned(shown, plan, value, shown.statement)
 
 
@@ -448,7 +402,7 @@ def _candidates(candidates: Sequence[Plan]) -> list[Plan]:
     plans = list(candidates)
     if not plans or any(not isinstance(plan, Plan) for plan in plans):
         raise TypeError("candidates must be a sequence of at least one forethought.Plan")
-    plans = [uncentred(plan) for plan in plans]
+    plans = [fitting.uncentred(plan) for plan in plans]
     for plan in plans:
         require_unprepared(plan, "tune")
     for name in ("examples", "delta"):
@@ -631,22 +585,6 @@ class PhaseState:
         """The mechanism of the rounds that were released."""
         return Mechanism(*(p.rounds for p in self.phases), adjacency=self.plan.mechanism.adjacency)
 
-    def statement(self, diagnostics: bool) -> Statement:
-        ran = f"it stopped after {len(self.phases)} of them because {ENDINGS.get(self.ending, '')}"
-        fixed = self.filter is None
-        uses = (
-            *(use for use in self.plan.not_covered if use != adaptive.PHASES_ALONE),
-            *(*self.caveats, TIME_AND_MEMORY),
-            *((NOT_COVERED_TEST, STEERED) if self.decide_on == "held-out" else ()),
-            *((NOT_COVERED_DIAGNOSTICS,) if diagnostics else ()),
-            *((PUBLIC_TEST,) if self.decide_on == "public" else ()),
-            Caveat("phases-fixed" if fixed else "phases-by-results", ran),
-        )
-        if self.filter is None:
-            return account(self.plan.with_(not_covered=uses), randomness=self.randomness)
-        plan = self.plan.remade(mechanism=self.mechanism, not_covered=uses)
-        return account(plan, randomness=self.randomness, accountant=self.filter.details())
-
     def result(
         self, model: torch.nn.Module, folder: RunFolder | None, diagnostics: bool
     ) -> PhasedRun:
@@ -655,27 +593,30 @@ class PhaseState:
         Raises:
             TranscriptError: the releases are not those that are accounted.
         """
-        plan = self.plan
+        plan, details, kind, words = self.plan, None, "phases-fixed", ENDINGS.get(self.ending, "")
+        uses = (
+            *(use for use in plan.not_covered if use != adaptive.PHASES_ALONE),
+            *(*self.caveats, runs.TIME_AND_MEMORY),
+            *((runs.NOT_COVERED_TEST, STEERED) if self.decide_on == "held-out" else ()),
+            *((runs.NOT_COVERED_DIAGNOSTICS,) if diagnostics else ()),
+            *((PUBLIC_TEST,) if self.decide_on == "public" else ()),
+        )
         if self.filter is not None:
-            uses = (*plan.not_covered, adaptive.PHASES_ALONE)
-            plan = plan.remade(mechanism=self.mechanism, not_covered=uses)
-        statement = self.statement(diagnostics)
+            own = (*plan.not_covered, adaptive.PHASES_ALONE)
+            plan = plan.remade(mechanism=self.mechanism, not_covered=own)
+            details, kind = self.filter.details(), "phases-by-results"
+        ran = Caveat(kind, f"it stopped after {len(self.phases)} of them because {words}")
+        stated = plan.remade(not_covered=(*uses, ran))
+        statement = account(stated, randomness=self.randomness, accountant=details)
         # All phases fixed in advance are accounted; a run may have stopped after some of them.
         self.transcript.require(statement.mechanism, stopped=self.filter is None)
         statement = statement.of_run(self.transcript.releases())
         rows = [row for phase in self.phases for row in phase.history]
-        spent = epsilon_at(statement, sorted({row.round for row in rows}))
-        return PhasedRun(
-            model,
-            statement,
-            tuple(replace(row, epsilon=spent[row.round]) for row in rows),
-            plan,
-            path_of(folder),
-            self.transcript,
-            tuple(replace(p, accuracy=p.accuracy or 0.0) for p in self.phases),
-            self.ending == "reached",
-            ENDINGS.get(self.ending, ""),
-        )
+        spent = runs.epsilon_at(statement, sorted({row.round for row in rows}))
+        rows = [replace(row, epsilon=spent[row.round]) for row in rows]
+        phases = tuple(replace(p, accuracy=p.accuracy or 0.0) for p in self.phases)
+        of_run = model, statement, tuple(rows), plan, folders.path_of(folder), self.transcript
+        return PhasedRun(*of_run, phases, self.ending == "reached", words)
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -800,44 +741,41 @@ def train_until(
     """
     alone("train_until")
     execution, seeds = settled(execution, seeds, **short)
-    require_about(about)
+    optional(instance, "about", about, kind=About)
     wanted = real("accuracy", accuracy, above=0, most=1)
     one_of("decide_on", decide_on, get_args(DecideOn))
-    folder = folder_of(out, files, resume, overwrite)
+    folder = runs.folder_of(out, files, resume, overwrite)
     plan = instance("plan", plan, Plan)
     if plan.records_per_person > 1:
         raise ValueError(
             "phases promise something to single records: make the plan with "
             "person_as='contribution', where a person is one record"
         )
-    plan = uncentred(plan)
+    plan = fitting.uncentred(plan)
     require_unprepared(plan, "train_until")
     if next_phase is None:
-        require_within_budget(plan)
+        fitting.require_within_budget(plan)
     if decide_on == "public" and isinstance(data, LoadedData) and test is None:
-        raise CoincidingRecordsError(
-            "decide_on='public' with the data's own test part: it is as private as the rest. Give "
-            "public records as test=, or say decide_on='held-out', which the Statement names"
-        )
+        raise _private("test", "decide_on='held-out'")
     if test is None and not (isinstance(data, LoadedData) and data.test is not None):
         raise TypeError("train_until needs test=, records that accuracy is measured on")
     if next_phase is not None and plan.budget is None:
         raise ValueError("next_phase= needs a plan with a budget, which the filter keeps")
     with contextlib.ExitStack() as held:
-        held.enter_context(locked(path_of(folder)))
+        held.enter_context(folders.locked(folders.path_of(folder)))
         first = plan.remade(mechanism=plan.mechanism.first(plan.mechanism.rounds[0].count))
         apart = next_phase is not None and ledger is not None
         paid = None
         if not (apart and resume):  # a resumed phase is paid when its turn comes
             own = first if apart else plan
-            paid = reserved(held, ledger, own, folder, resume, overwrite, Team())
-        task = task_of(model, data, test, plan, loss, execution)
+            paid = runs.reserved(held, ledger, own, folder, resume, overwrite, Team())
+        task = runs.task_of(model, data, test, plan, loss, execution)
         if task.held_out is None or evaluate(task.model, {}, task.loss, task.held_out)[1] is None:
             raise ValueError("test has no labels: there is no accuracy to run until")
-        warn_of_another_model(task.plan, model, data)
-        if decide_on == "public":
-            require_public(task.caveats, "test", "decide_on='held-out'")
-        earlier = () if resume else trained_before(model, path_of(folder))
+        fitting.warn_of_another_model(task.plan, model, data)
+        if decide_on == "public" and runs.COINCIDE in task.caveats:
+            raise _private("test", "decide_on='held-out'")
+        earlier = () if resume else folders.trained_before(model, folders.path_of(folder))
         caveats = (*task.caveats, *earlier)
         state = PhaseState(task.plan, wanted, decide_on, next_phase is not None, caveats)
         if resume and folder is not None and folder.finished:
@@ -855,7 +793,7 @@ def train_until(
             paid=paid,
         )
         result = replace(_run(task, state, next_phase, ledger if apart else None), model=model)
-    remember(result.model, result.statement)
+    folders.remember(result.model, result.statement)
     return result
 
 
@@ -870,7 +808,7 @@ def _run(
             ledger.
     """
     model, folder = task.model, task.folder
-    keys = RunSecrets.draw(task.seeds)
+    keys = folders.RunSecrets.draw(task.seeds)
     checkpointer = None
     if folder is not None:
         checkpointer, keys, seeds = _kept(task, state, keys, folder)
@@ -900,12 +838,12 @@ def _run(
     result = state.result(model, folder, task.diagnostics)
     statement = replace(result.statement, about=task.about)
     if ledger is None:
-        statement = settled_in(task, statement, state.total)
+        statement = runs.settled_in(task, statement, state.total)
     else:
         text, words = joined_evidence(state.paid)
         if folder is not None:
-            replace_file(folder.path / PAID, text.encode())
-            (folder.path / RESERVATION).unlink(missing_ok=True)
+            folders.replace_file(folder.path / folders.PAID, text.encode())
+            (folder.path / folders.RESERVATION).unlink(missing_ok=True)
         statement = replace(statement, caveats=(*statement.caveats, Caveat("in-the-book", words)))
     result = replace(result, statement=statement)
     return result if folder is None else _finish(folder, state, result)
@@ -934,7 +872,7 @@ def _ran(
                     raise
                 return False
             part = replace(part, paid=paid, paid_before=0)
-        run = run_plan(part)
+        run = runs.run_plan(part)
         state.finish(run)
         if paid is not None:
             state.paid.append(paid.settle()[0])
@@ -951,7 +889,7 @@ def _paid_phase(
     """The reservation of a phase: the one noted in its folder, or a new one."""
     if index == 0 and task.paid is not None:
         return contextlib.nullcontext(task.paid)
-    path = path_of(task.folder if index == 0 else part.folder)
+    path = folders.path_of(task.folder if index == 0 else part.folder)
     if path is not None:
         path.mkdir(parents=True, exist_ok=True)
     unit, resume = unit_of(part.plan), path is not None
@@ -959,8 +897,8 @@ def _paid_phase(
 
 
 def _kept(
-    task: Task, state: PhaseState, keys: RunSecrets, folder: RunFolder
-) -> tuple[Checkpointer, RunSecrets, Seeds]:
+    task: Task, state: PhaseState, keys: folders.RunSecrets, folder: RunFolder
+) -> tuple[Checkpointer, folders.RunSecrets, Seeds]:
     """Begin the top folder of a run in phases, or continue it and restore its state.
 
     The top folder keeps the seeds from which later phases derive theirs, readable by its owner
@@ -969,9 +907,9 @@ def _kept(
     seeds = task.seeds
     begun = None
     if task.resume:
-        if (folder.path / PHASES).exists() and not folder.has_checkpoint:
+        if (folder.path / folders.PHASES).exists() and not folder.has_checkpoint:
             raise CheckpointError(f"there is no run to resume in {folder.path}")
-        begun = continued(folder, state.plan)
+        begun = folders.continued(folder, state.plan)
     saved = None
     if begun is not None:
         saved, keys = begun
@@ -982,8 +920,8 @@ def _kept(
         _require(saved.values["settings"], state.settings, folder.path)
         if seeds == Seeds():
             seeds = Seeds(*saved.values.get("seeds", ()))
-    named = identity(task.model, task.records, task.held_out, task.loss, keys.identity)
-    place = environment(task.model, task.execution.micro_batch)
+    named = folders.identity(task.model, task.records, task.held_out, task.loss, keys.identity)
+    place = folders.environment(task.model, task.execution.micro_batch)
     fixed = {"identity": named, "environment": place, "watched": {}}
     kept = {**fixed, "seeds": [seeds.sampling, seeds.noise]}
     checkpointer = Checkpointer(folder, state.plan, keys, kept)
@@ -1019,20 +957,22 @@ def _phase_task(task: Task, state: PhaseState, index: int) -> Task:
 
 
 def _place(folder: RunFolder, index: int) -> Path:
-    return folder.path / PHASES / f"{index + 1:02d}"
+    return folder.path / folders.PHASES / f"{index + 1:02d}"
 
 
 def phases_of(path: str | Path) -> tuple[Plan, float] | None:
     """The plan and the wanted accuracy of a run in phases, finished or not; None for other runs."""
     folder = RunFolder(path)
-    if folder.has_checkpoint and (folder.checkpoint / KEYS).exists():
+    if folder.has_checkpoint and (folder.checkpoint / folders.KEYS).exists():
         saved = Checkpoint.read(folder.checkpoint).values
         if "settings" not in saved:
             return None
         return Plan.from_dict(saved["plan"]), float(saved["settings"]["accuracy"])
-    if folder.finished and (folder.path / RECORD).is_file():
-        with undamaged(folder.path / RECORD):
-            accuracy = float(json.loads((folder.path / RECORD).read_text("utf-8"))["accuracy"])
+    if folder.finished and (folder.path / folders.RECORD).is_file():
+        with folders.undamaged(folder.path / folders.RECORD):
+            accuracy = float(
+                json.loads((folder.path / folders.RECORD).read_text("utf-8"))["accuracy"]
+            )
         return folder.plan(), accuracy
     return None
 
@@ -1046,29 +986,31 @@ def _finish(folder: RunFolder, state: PhaseState, result: PhasedRun) -> PhasedRu
         "stopped": result.stopped,
         "phases": [phase.to_dict() for phase in result.phases],
     }
-    replace_file(folder.path / RECORD, (json.dumps(record, indent=2) + "\n").encode())
-    result = kept_in(folder, result, Team())
+    folders.replace_file(
+        folder.path / folders.RECORD, (json.dumps(record, indent=2) + "\n").encode()
+    )
+    result = runs.kept_in(folder, result, Team())
     folder.erase_phases()
     return result
 
 
 def _read_back(folder: RunFolder, model: torch.nn.Module, state: PhaseState) -> PhasedRun:
-    path = folder.path / RECORD
+    path = folder.path / folders.RECORD
     if not path.is_file():
         raise CheckpointError(f"the finished run in {folder.path} was not made in phases")
-    with undamaged(path):
+    with folders.undamaged(path):
         record = json.loads(path.read_text(encoding="utf-8"))
         phases = tuple(map(_phase_of, record["phases"]))
         ended = {"reached": record["reached"], "stopped": record["stopped"]}
         settings = {name: record[name] for name in state.settings}
     _require(settings, state.settings, folder.path)
-    run = read_back(folder, model, state.plan if state.filter is None else None, Team())
+    run = runs.read_back(folder, model, state.plan if state.filter is None else None, Team())
     folder.erase_phases()  # a kill during the end of the run may have left them
     return PhasedRun(**vars(run), phases=phases, **ended)
 
 
 def _require(saved: Mapping[str, Any], present: Mapping[str, Any], folder: Path) -> None:
-    if changed := differing(saved, present):
+    if changed := folders.differing(saved, present):
         raise CheckpointError(f"cannot resume the run in {folder}: {'; '.join(changed.values())}")
 
 
