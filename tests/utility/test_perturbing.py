@@ -190,6 +190,23 @@ def test_bad_arguments_are_named(
         utility_graph(linear(), digits, **{**SMALL, **changes})
 
 
+class Named(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = linear()
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.inner(images)  # type: ignore[no-any-return]
+
+
+def test_a_part_of_any_data_is_held_back(digits: tuple[Any, Any]) -> None:
+    images, labels = digits[0][:200], torch.tensor(digits[1][:200])
+    forms = ({"images": images}, labels), {"images": images, "labels": labels}
+    by_name = [utility_graph(Named(), data, **SMALL) for data in forms]
+    plain = utility_graph(Named(), [images.tolist(), labels], **SMALL)
+    assert all(np.array_equal(one.noiseless, plain.noiseless) for one in by_name)
+
+
 def test_what_is_no_model_no_data_or_no_classification_is_named(digits: tuple[Any, Any]) -> None:
     with pytest.raises(TypeError, match="model must"):
         utility_graph("lenet5", digits, **SMALL)  # type: ignore[arg-type]

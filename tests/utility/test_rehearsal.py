@@ -227,7 +227,7 @@ def test_what_does_not_fit_is_refused_in_the_users_words() -> None:
         rehearse(plan, model, lambda seed: like((5,), 3, 100, seed=seed))
     with pytest.raises(ValueError, match="leave test_examples out"):
         rehearse(plan, model, lambda seed: like((5,), 3, 200, seed=seed), test_examples=5)
-    with pytest.raises(ValueError, match="the rehearsal's inputs"):
+    with pytest.raises(ValueError, match="does not take"):
         rehearse(plan, lambda: nn.Linear(4, 3), data)
     with pytest.raises(TypeError, match="data must be"):
         rehearse(plan, model, lambda seed: (np.ones((200, 5)), np.ones(200)))  # type: ignore
@@ -242,7 +242,7 @@ def test_what_does_not_fit_is_refused_in_the_users_words() -> None:
     with pytest.raises(ValueError, match="number the classes"):
         rehearse(plan, lambda: nn.Linear(5, 2), data)
     real = Split(data.train.inputs, data.train.inputs[:, 0])
-    with pytest.raises(ValueError, match="has 3 outputs"):
+    with pytest.raises(ValueError, match="must have one shape"):
         rehearse(plan, model, Dataset("numbers", real, None, None))
 
 
@@ -276,6 +276,20 @@ def test_a_regression_is_rehearsed_by_r_squared(tmp_path: Path) -> None:
     assert "Nothing is known" in found.text() and "the mean gives 0.000" in found.text()
     found.save(tmp_path / "rehearsal.json")
     assert Rehearsal.load(tmp_path / "rehearsal.json") == found
+
+
+def test_a_model_that_mixes_records_and_one_that_diverges_are_rehearsed_or_refused() -> None:
+    def normalised() -> nn.Module:
+        return nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
+
+    budget = ft.Budget(8, 1e-3)
+    plan = ft.plan(examples=200, budget=budget, batch=64, rounds=2, clipping="group")
+    assert 0 <= rehearse(plan, normalised, pool(300, 50), repeats=2).predicted <= 1
+    inputs = pool(300).train.inputs
+    values = Dataset("values", Split(inputs, inputs[:, 0]), None, None)
+    plan = small_plan().with_(optimizer=ft.Optimizer("sgd", 1e6))
+    with pytest.raises(ValueError, match="not finite"):
+        rehearse(plan, lambda: nn.Sequential(*map(nn.Linear, (5,) * 12, (5,) * 11 + (1,))), values)
 
 
 def test_what_has_no_r_squared_is_refused() -> None:

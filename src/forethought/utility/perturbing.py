@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Mapping, Sequence, Sized
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Unpack, get_args
@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
-from torch.utils.data import Dataset, Subset
+from torch.utils._pytree import tree_map
+from torch.utils.data import Subset
 
 from forethought.data.dataset import PersonRows
 from forethought.gradients import batches
@@ -149,17 +150,11 @@ class PerturbedCopies:
         self._layers = _layers(model)
         self._names = {id(p): name for name, p in model.named_parameters()}
         self.peak = sample[:1].numel()
-        copies = 2
-        stacked = {
-            name: torch.stack([p.detach(), 0.5 * p.detach()])
-            for name, p in model.named_parameters()
-        }
-        found = self(stacked, sample)
-        for number in range(copies):
-            one = {name: weights[number] for name, weights in stacked.items()}
-            if not torch.allclose(
-                found[number], functional_call(model, one, (sample,)), rtol=1e-3, atol=1e-4
-            ):
+        copies = [{name: k * p.detach() for name, p in model.named_parameters()} for k in (1, 0.5)]
+        found = self({name: torch.stack([c[name] for c in copies]) for name in copies[0]}, sample)
+        for outputs, one in zip(found, copies, strict=True):
+            own = functional_call(model, one, (sample,))
+            if not torch.allclose(outputs, own, rtol=1e-3, atol=1e-4):
                 raise _UnsupportedError
 
     def __call__(self, weights: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
@@ -370,9 +365,8 @@ def utility_graph(
     if source == "private" and leaks is None:
         raise ValueError(
             "a utility graph trains without noise, and what that shows of private data is in no ε: "
-            "use public data, or synthetic data of the same shape (forethought.data.synthetic), or "
-            "choose by ft.tune, which accounts for it. leaks='accept' goes on; the Statement then "
-            "says that the choice is not covered"
+            "use public or synthetic data (forethought.data.synthetic), or ft.tune, which accounts "
+            "for it. leaks='accept' goes on, and the Statement says that it is not covered"
         )
     norms = increasing("clip_norms", clip_norms)
     sigmas = increasing("noise_multipliers", noise_multipliers)
@@ -386,12 +380,13 @@ def utility_graph(
     data, test, _ = opened(data, test)
     if isinstance(data, PersonRows):
         raise ValueError(
-            "a utility graph works on rows, not on persons: its norms and noises are of one row's "
-            "contribution. Give inputs and targets as they are, of public records"
+            "a utility graph works on rows, not on persons: give inputs and targets as they are, "
+            "of public records"
         )
-    if test is None:
-        data, test = _hold_back(data, seed)
     records = as_records(data, first.dtype, first.device)
+    if test is None:
+        data, test = _hold_back(data, len(records), seed)
+        records = as_records(data, first.dtype, first.device)
     tested = as_records(test, first.dtype, first.device, "test")
     rows = np.arange(len(tested))
     if chosen.test_examples is not None and chosen.test_examples < len(tested):
@@ -404,12 +399,11 @@ def utility_graph(
     for row, norm in enumerate(norms):
         trained = copy.deepcopy(begun)
         own = plan.with_(clip=replace(plan.clip, norm=norm))
-        stopping = None
-        if chosen.stop_at is not None:
-            stopping = _stopping(trained, (*tested.take(rows), measure), chosen.stop_at, own)
+        least, seen = chosen.stop_at, (*tested.take(rows), measure)
+        stopping = None if least is None else _stopping(trained, seen, least, own)
         with suppress(_ReachedError):
             train(trained, data, own, loss=loss, seed=seed, diagnostics=False, progress=stopping)
-        perturbed = Perturbed(trained, *tested.take(rows), measure)
+        perturbed = Perturbed(trained, *seen)
         noiseless[row] = perturbed.scores([0.0], 0, seed)[0]
         deviations = [scale * norm * sigma for sigma in sigmas]
         for draw in range(draws + 1):
@@ -551,28 +545,21 @@ def initial(model: object, seed: int | None, *sizes: int) -> nn.Module:
     return made
 
 
-def _hold_back(data: object, seed: int) -> tuple[object, object]:
+def _hold_back(data: Any, size: int, seed: int) -> list[object]:
     """Split data at random into a training part and a held-back part."""
-    if isinstance(data, Dataset) and isinstance(data, Sized):
-        size = len(data)
-    elif isinstance(data, (tuple, list)) and len(data) == 2:
-        size = len(data[1])
-    else:
-        raise TypeError(
-            "data must be a pair (inputs, targets) or a map-style torch Dataset, not "
-            f"{type(data).__name__}"
-        )
-    order = _generator(seed, "holdout").permutation(size)
-    count = round(HELD_BACK * size)
+    order, count = _generator(seed, "holdout").permutation(size), round(HELD_BACK * size)
     if not 0 < count < size:
         raise ValueError(f"{size} examples are too few to hold some back: give test=")
-    return _rows(data, np.sort(order[count:])), _rows(data, np.sort(order[:count]))
+    if not hasattr(data, "__getitem__"):
+        raise TypeError(f"data must have parts, to hold one back, not {type(data).__name__}")
+    return [_rows(data, np.sort(part)) for part in (order[count:], order[:count])]
 
 
 def _rows(data: Any, rows: NDArray[np.int64]) -> object:
-    if isinstance(data, Dataset):
+    if not isinstance(data, Mapping) and not (isinstance(data, tuple | list) and len(data) == 2):
         return Subset(data, rows.tolist())
-    return tuple(
-        part[torch.from_numpy(rows)] if isinstance(part, Tensor) else np.asarray(part)[rows]
-        for part in data
+    return tree_map(
+        lambda part: part[rows] if isinstance(part, Tensor) else np.asarray(part)[rows],
+        data,
+        is_leaf=lambda part: isinstance(part, list) and part is not data,
     )
