@@ -28,11 +28,12 @@ from forethought.training.folder import (
     CheckpointError,
     RunFolder,
     RunFolderExistsError,
+    UnfinishedRun,
 )
 from forethought.training.metrics import Event
 from forethought.training.own_loop import private
 from forethought.training.run import train
-from forethought.training.search import PhasedRun, train_until
+from forethought.training.search import PhasedRun, PhaseState, train_until
 from forethought.values.mechanism import Budget, Mechanism, Poisson, Rounds, WithoutReplacement
 from forethought.values.plan import Plan
 from forethought.values.serialisation import digest
@@ -62,6 +63,18 @@ def go(plan: Plan, accuracy: float = 1.0, **options: Any) -> PhasedRun:
     given: dict[str, Any] = {"test": data(1), "seed": 1, "noise_seed": 1, **options}
     started = given.pop("model", None) or model()
     return train_until(started, data(), plan, accuracy=accuracy, **given)
+
+
+def test_a_phase_that_ended_counts_while_the_run_does_not_know_it(
+    plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(*_: object) -> None:
+        raise KeyError
+
+    monkeypatch.setattr(PhaseState, "finish", killed)
+    with pytest.raises(KeyError):
+        go(plan, out=tmp_path / "run")
+    assert UnfinishedRun.load(tmp_path / "run").released == plan.mechanism.rounds[0].count
 
 
 def test_it_stops_at_the_first_phase_that_is_good_enough(plan: Plan) -> None:

@@ -325,6 +325,12 @@ def test_a_folder_that_was_only_set_up_counts_as_empty(tmp_path: Path) -> None:
     assert run.history[-1].round == 20
 
 
+def test_a_file_with_the_name_of_checkpoints_is_somebodys_own(tmp_path: Path) -> None:
+    (tmp_path / "checkpoint").write_text("")
+    with pytest.raises(RunFolderExistsError, match="not empty"):
+        RunFolder(tmp_path).require_free(overwrite=False)
+
+
 def test_what_was_released_before_the_first_round_is_told(tmp_path: Path) -> None:
     """A full disk was once told as if nothing private had been read."""
     folder = RunFolder(tmp_path)

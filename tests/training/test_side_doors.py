@@ -356,6 +356,14 @@ def test_what_keeps_a_descriptor_under_module_is_hashed_too() -> None:
     assert fingerprint(held, wide=True) != before
 
 
+def test_the_places_of_functions_in_a_set_are_no_part_of_a_loss() -> None:
+    def made() -> Any:
+        return lambda outputs: outputs
+
+    held = made(), made()  # both alive, in two places
+    assert fingerprint({held[0]}) == fingerprint({held[1]})
+
+
 def test_another_closure_is_not_resumed(tmp_path: Path) -> None:
     out = tmp_path / "run"
     with pytest.raises(Interrupted):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
 import torch
 
 from forethought.training import execution as module
-from forethought.training.execution import cores, free_threads, threads
+from forethought.training.execution import InterruptGuard, cores, free_threads, threads
 
 
 @pytest.mark.parametrize(
@@ -48,3 +49,11 @@ def test_torch_has_its_own_number_back() -> None:
         assert torch.get_num_threads() == before + 1
         raise ZeroDivisionError
     assert torch.get_num_threads() == before
+
+
+def test_a_handler_of_signals_that_is_not_pythons_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    handler = signal.getsignal
+    before = handler(signal.SIGTERM)
+    monkeypatch.setattr(signal, "getsignal", lambda number: None)  # as where C set it
+    with InterruptGuard():
+        assert handler(signal.SIGTERM) is before

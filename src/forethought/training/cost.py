@@ -174,10 +174,7 @@ def cost(
     """
     plan = instance("plan", plan, Plan)
     if plan.contribution.clipping == "group":
-        raise ValueError(
-            "the cost of plans that clip groups is not known beforehand: make the plan with "
-            "clipping='example', or time a few rounds"
-        )
+        raise ValueError("plans that clip groups have no cost beforehand: time a few rounds")
     check_model(model)
     trained_parameters(model)
     plan = plan.with_(preparation=None)  # its one pass over the data takes no more memory
@@ -244,9 +241,8 @@ def _counts(trial: _TrialRounds, model: nn.Module, few: int) -> tuple[int | None
         except Exception as error:  # such as of a forward that takes its layers by their numbers
             if any(one.is_meta for one in model.parameters()):
                 raise ValueError(
-                    "the cost of a large model is tried on few of its repeated layers, and this "
-                    f"one does not run with fewer ({error}): let its forward go through them in a "
-                    "loop (for layer in self.layers), or load its weights first"
+                    f"a large model's cost is tried with fewer layers, and this one needs all "
+                    f"({error}): loop over them in forward, or load its weights first"
                 ) from error
     trial.seconds(few)
     return (None,)
@@ -372,8 +368,7 @@ def _made(model: nn.Module, count: int | None) -> nn.Module:
         made = copy.deepcopy(model, {**empty, **{id(one): one for one in model.buffers()}})
     except (RuntimeError, TypeError) as error:
         raise ValueError(
-            f"the cost is tried on a copy of the model, which cannot be copied ({error}): time a "
-            "few rounds"
+            f"a model that cannot be copied ({error}) has no cost beforehand"
         ) from error
     for stack in _stacks(made) or () if count else ():
         del stack[count:]

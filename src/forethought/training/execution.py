@@ -40,8 +40,7 @@ def usable(device: str | torch.device) -> torch.device:
         torch.empty(0, device=found)
     except (RuntimeError, AssertionError, NotImplementedError, TypeError) as error:
         raise ValueError(
-            f"device {str(device)!r} cannot be used here: this machine has {', '.join(here)}. "
-            "Leave device out to train where the model is"
+            f"device {str(device)!r} cannot be used here: this machine has {', '.join(here)}"
         ) from error
     return found
 
@@ -130,7 +129,8 @@ class InterruptGuard:
     def __enter__(self) -> InterruptGuard:
         if threading.current_thread() is threading.main_thread():
             for number in SIGNALS:
-                self._before[number] = signal.signal(number, self._note)
+                if signal.getsignal(number) is not None:  # a handler in C could not be set back
+                    self._before[number] = signal.signal(number, self._note)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -179,9 +179,7 @@ def all_there(team: Team, folder: Path | None) -> Iterator[None]:
     except RuntimeError as error:
         if team.size == 1 or not of_lost_process(error):
             raise
-        how = (
-            "there is no run folder to resume" if folder is None else f"resume the run in {folder}"
-        )
+        how = f"resume the run in {folder}" if folder else "there is no run folder to resume"
         raise TeamError(
             f"another process of this run has ended, so this one ends: {how}"
         ) from error
@@ -199,10 +197,7 @@ def alone(name: str) -> None:
         ValueError: several processes; names the function that they can run.
     """
     if (size := present_team().size) > 1:
-        raise ValueError(
-            f"{name} runs in one process, this is one of {size}: train one plan with "
-            "forethought.train, or start a single process"
-        )
+        raise ValueError(f"{name} runs in one process, this is one of {size}: start a single one")
 
 
 def check_model(model: torch.nn.Module) -> None:
@@ -216,8 +211,7 @@ def check_model(model: torch.nn.Module) -> None:
         if kind in ("DistributedDataParallel", "FullyShardedDataParallel", "DataParallel"):
             raise ValueError(
                 f"{name or 'the model'} is wrapped in {kind}, which would add up gradients before "
-                "they are clipped: give the model itself (.module); its processes are found by "
-                "themselves"
+                "they are clipped: give the model itself (.module)"
             )
 
 
@@ -262,12 +256,10 @@ class Execution:
 
     def __post_init__(self) -> None:
         if self.salted is not None:
-            warnings.warn(
-                "Execution(salted=) does nothing: every round's noise is bound to its weights and "
-                "its sum. Leave it out",
-                DeprecationWarning,
-                stacklevel=3,
+            words = (
+                "Execution(salted=) does nothing, since all noise is bound to its sum: leave it out"
             )
+            warnings.warn(words, DeprecationWarning, stacklevel=3)
             settle(self, salted=None)  # said once: copies do not say it again
         for name in ("micro_batch", "checkpoint_every", "log_every"):
             optional(whole, name, getattr(self, name))
@@ -306,8 +298,6 @@ def settled(
     own = {"seed": "sampling", "noise_seed": "noise"}
     of_seeds = {own[name]: given.pop(name) for name in own if name in given}
     if (execution is not None and given) or (seeds is not None and of_seeds):
-        raise ValueError(
-            f"{', '.join({**given, **of_seeds})} is said twice: in execution= or seeds=, and by "
-            "itself. Say it in one place"
-        )
+        twice = ", ".join({**given, **of_seeds})
+        raise ValueError(f"{twice} is said twice: in execution= or seeds=, and by itself")
     return execution or Execution(**given), seeds or Seeds(**of_seeds)

@@ -39,14 +39,7 @@ from forethought.gradients.sharded import load_whole, tensors_of
 from forethought.rounds.preparation import Prepared
 from forethought.rounds.randomness import SECRET_BYTES, Secrets, Seeds
 from forethought.rounds.records import Records, content
-from forethought.training.metrics import (
-    PRIVATE,
-    PUBLIC,
-    Metrics,
-    Results,
-    as_csv,
-    from_csv,
-)
+from forethought.training.metrics import PRIVATE, PUBLIC, Metrics, Results, as_csv, from_csv
 from forethought.training.records import PREPARED
 from forethought.values.caveats import Caveat
 from forethought.values.checks import RunFolderExistsError, one_of, without_none
@@ -412,8 +405,7 @@ def _take(path: Path, folder: Path) -> tuple[int, int]:
             os.close(place)
             os.close(descriptor)
             raise RunFolderBusyError(
-                f"a run is going on in {folder} (process {owner or 'unknown'}): wait for it, stop "
-                "it, or choose another folder"
+                f"a run is going on in {folder} (process {owner or 'unknown'}): wait, or stop it"
             ) from error
         # The previous owner may have removed the file after we opened it and before we locked it.
         with contextlib.suppress(FileNotFoundError):
@@ -488,15 +480,9 @@ class Checkpoint:
         except (SafetensorError, KeyError, ValueError) as error:
             raise CheckpointError(f"{path} holds no checkpoint: {error}") from error
         if header.get("schema") != CHECKPOINT_SCHEMA:
-            raise CheckpointError(
-                f"{path} was written by another version, with schema {header.get('schema')!r}: "
-                "finish the run with the version that began it"
-            )
+            raise CheckpointError(f"{path} is of another version: finish the run with that")
         if header.pop("checksum", None) != _checksum(header, tensors):
-            raise CheckpointError(
-                f"{path} is damaged, by its checksum: restore it from a copy, or start a new run "
-                "in another folder"
-            )
+            raise CheckpointError(f"{path} is damaged, by its checksum: restore it from a copy")
         return cls(header["round"], tensors, header["values"])
 
 
@@ -965,8 +951,8 @@ class RunFolder:
             load_whole(model, load_file(path))
         except (SafetensorError, FileNotFoundError) as error:
             raise CheckpointError(
-                f"{path}, the run's model, is gone or damaged ({error}): restore it, or train again "
-                "in another folder"
+                f"{path}, the run's model, is gone or damaged ({error}): restore it from a "
+                "copy, or train again in another folder"
             ) from error
         except RuntimeError as error:
             first_line = str(error).strip().partition("\n")[0]

@@ -769,12 +769,12 @@ class Results:
     @property
     def _worse(self) -> bool:
         """True if the model is worse than constant answers, beyond chance."""
-        name = "mean absolute error" if self.task == "regression" else "accuracy"
+        errs = self.task == "regression"
+        name = "mean absolute error" if errs else "accuracy"
         figure, plain = self.figures.get(name), self.baseline.get(name)
         if figure is None or plain is None or figure.low is None or figure.high is None:
             return False
-        above, below = figure.low > plain, figure.high < plain
-        return self.weak and (above if self.task == "regression" else below)
+        return self.weak and (figure.low > plain if errs else figure.high < plain)
 
     def warnings(self) -> list[str]:
         """The sentences that a reader must see before any figure."""
@@ -898,16 +898,13 @@ def _design_effect(a: HeldOutAnswers, persons: NDArray[Any]) -> float:
 def _wider(figure: Figure, effect: float, name: str) -> Figure:
     """The figure with the interval of fewer records by ``effect``."""
     value, low, high = astuple(figure)
-    if low is None or high is None or effect == 1:
+    if low is None or effect == 1:
         return figure
     # A share without a mistake is as far from its end as 1/N is, any other figure as 1/√N.
     factor = effect if value in (low, high) else math.sqrt(effect)
     least, most = (-math.inf if name == "R²" else 0.0), (math.inf if name in _ENDLESS else 1.0)
-    return Figure(
-        value,
-        max(least, value - factor * (value - low)),
-        min(most, value + factor * (high - value)),
-    )
+    ends = value - factor * (value - low), value + factor * (high - value)
+    return Figure(value, max(least, ends[0]), min(most, ends[1]))
 
 
 def _weak(task: str, answers: HeldOutAnswers, nothing: HeldOutAnswers, effect: float) -> bool:

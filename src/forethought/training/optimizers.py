@@ -148,8 +148,7 @@ class AdamBC(torch.optim.Optimizer):
         """
         if self.noise_variance is None:
             raise RuntimeError(
-                "adam-bc subtracts the noise's variance, which only private rounds know: use it in "
-                "a plan or with forethought.private"
+                "adam-bc needs a noise variance: use it in a plan, or a private loop"
             )
         variance, self.noise_variance = self.noise_variance, None
         for group, parameter, gradient, state in _moving(self):
@@ -270,14 +269,9 @@ def require_steps(kind: type[torch.optim.Optimizer]) -> None:
     closure = inspect.signature(kind.step).parameters.get("closure")
     required = closure is not None and closure.default is inspect.Parameter.empty
     if required or issubclass(kind, torch.optim.LBFGS):
-        raise ValueError(
-            f"{kind.__name__} evaluates the loss inside its step, which would read the data "
-            "without noise: use SGD or Adam"
-        )
+        raise ValueError(f"{kind.__name__} evaluates the loss inside its step: use SGD or Adam")
     if issubclass(kind, torch.optim.SparseAdam):
-        raise ValueError(
-            f"{kind.__name__} takes sparse gradients, and noise makes all of them dense: use Adam"
-        )
+        raise ValueError(f"{kind.__name__} takes sparse gradients, and noise is dense: use Adam")
 
 
 def _find(name: str) -> type[torch.optim.Optimizer]:
@@ -487,10 +481,7 @@ class Descent:
             TypeError: anything but a noised sum. ValueError: a sum about other parameters.
         """
         if not isinstance(noised, NoisedSum):
-            raise TypeError(
-                f"an optimizer steps along a NoisedSum, not {type(noised).__name__}: release it "
-                "from a PrivateSum"
-            )
+            raise TypeError(f"a step needs a PrivateSum's NoisedSum, not {type(noised).__name__}")
         if noised.layout.names != tuple(self.parameters):
             raise ValueError("a noised sum about other parameters than the optimizer's")
         whole = noised.round.divisor
@@ -581,8 +572,8 @@ def descent_of(
     counts = plan.gradient_filter is not None or hasattr(own, "expect_noise")
     if counts and any(isinstance(part, Correlated) for part in plan.privacy.mechanism):
         raise ValueError(
-            "gradient_filter= and the optimizer 'adam-bc' count on independent noise, and "
-            "correlated noise cancels over the rounds by itself: drop them, or noise='correlated'"
+            "gradient_filter= and the optimizer 'adam-bc' count on independent noise: drop them, "
+            "or noise='correlated', which cancels over the rounds by itself"
         )
     return Descent(parameters, own, make_filter(plan.gradient_filter, plan.rounds))
 

@@ -50,13 +50,7 @@ from forethought.training import records as fitting
 from forethought.training.execution import Execution, ShortForms, all_there, alone, settled
 from forethought.training.folder import RunFolder
 from forethought.training.optimizers import IterateAverage, descent_of, require_steps
-from forethought.training.run import (
-    TIME_AND_MEMORY,
-    Run,
-    in_the_book,
-    randomness,
-    reserved,
-)
+from forethought.training.run import TIME_AND_MEMORY, Run, in_the_book, randomness, reserved
 from forethought.values.caveats import Caveat
 from forethought.values.checks import instance, optional
 from forethought.values.mechanism import Persons
@@ -134,8 +128,8 @@ def private(
         fitting.require_sharded(plan, optimizer)
     if isinstance(plan.contribution, Persons):
         raise ValueError(
-            "this plan takes all rows of a person as one record, and a loop states a loss for "
-            'rows: make the plan with person_as="group", or use forethought.train'
+            "a loop states a loss for rows, and this plan takes a person's rows as one record: "
+            'make it with person_as="group", or use forethought.train'
         )
     with ExitStack() as held:
         paid = reserved(held, ledger, plan, None, False, False, present_team())
@@ -210,7 +204,8 @@ class _Rounds:
         # A mark has the full shape of a weight, so that sharded weights get none.
         self._watched = [*parameters.values()] if shards is None else []
         self._told, self._released = list[str](), dict[nn.Parameter, tuple[Any, int]]()
-        self._gate = Gate(model)
+        self._kinds = type(model), _gated(type(model))
+        model.__class__ = self._kinds[1]
         self._weights = dict(model.named_parameters())  # the frozen ones too
 
     def next_batch(self) -> Any:
@@ -218,9 +213,8 @@ class _Rounds:
         self._require_going_on()
         if self._given > self.done:
             raise RoundError(
-                f"the batch of round {self.done} had no optimizer.step(): every batch is one "
-                "round, whatever the loop thinks of it. To compute a large batch in pieces give "
-                "micro_batch=, instead of accumulating gradients"
+                f"the batch of round {self.done} had no optimizer.step(), and every batch is one "
+                "round: accumulate no gradients, and give micro_batch= for memory"
             )
         self._given += 1
         tensors, structure = tree_flatten(blank(self.records, 1))
@@ -234,10 +228,7 @@ class _Rounds:
         if batch <= self.done:
             raise RoundError(f"this loss is about an earlier batch than that of round {self.done}")
         if self._value is not None:
-            raise RoundError(
-                "a second backward() in one round: a record contributes once. Add the losses up "
-                "first; to compute a large batch in pieces give micro_batch="
-            )
+            raise RoundError("a second backward() in one round: add the losses up first")
         for parameter in self._watched:
             given, version = self._released.get(parameter, (None, 0))
             if parameter.grad is not given or getattr(given, "_version", 0) != version:
@@ -264,9 +255,7 @@ class _Rounds:
         if self._given == self.done:
             raise RoundError("optimizer.step() without a batch: take the next one of the loader")
         if self._value is None:
-            raise RoundError(
-                "optimizer.step() without a loss: call loss.backward() on the present batch's loss"
-            )
+            raise RoundError("optimizer.step() without a loss.backward() of the present batch")
         value, self._value = self._value, None  # of a refused loss nothing is left
         for parameter in self._watched:
             _require_none(parameter.grad)
@@ -280,19 +269,18 @@ class _Rounds:
         names = (n if n in (_ATTRIBUTES, _STATE) else _MODEL for n in self._changed(now))
         if changed := dict.fromkeys(names):
             raise RoundError(
-                f"{' and '.join(changed)} changed since the last step: what is not released by a "
-                "round may follow from private records. Change weights or the optimizer's state in "
-                "a hook of the optimizer (register_step_post_hook), load them before "
-                "forethought.private, train those to be frozen or unfrozen in loops of their own, "
-                "and evaluate in model.eval() (a copy, where the model keeps what it computed)"
+                f"{' and '.join(changed)} changed since the last step, and may follow from private "
+                "records: change them in a hook of the optimizer (register_step_post_hook), load "
+                "or freeze weights before forethought.private, and evaluate in model.eval() (a "
+                "copy, where the model keeps what it computed)"
             )
-        self._gate.open()
+        self.model.__class__ = self._kinds[0]
         try:
             with as_called(value):
                 self._round(found)
         finally:
             if not self.closed:
-                self._gate.close()
+                self.model.__class__ = self._kinds[1]
         self.done += 1
         self._left = self._standing()
         self._require_moved(now, self._left)
@@ -304,9 +292,8 @@ class _Rounds:
         replaced = [name for name, p in self._weights.items() if present.get(name) is not p]
         if replaced:
             raise RoundError(
-                f"{_some(replaced)} became another Parameter than the loop began with, which no "
-                "round would see: replace weights (load_state_dict(assign=True) does) before "
-                "forethought.private, and call the model without torch.func.functional_call"
+                f"{_some(replaced)} became another Parameter, which no round would see: replace "
+                "weights (as load_state_dict(assign=True) and functional_call do) before the loop"
             )
 
     def _require_moved(self, before: Mapping[str, bytes], after: Mapping[str, bytes]) -> None:
@@ -336,9 +323,8 @@ class _Rounds:
         if what:
             self.closed = f"round {self.done - 1} moved other weights than the plan trains"
             raise RoundError(
-                f"the optimizer {what}: make it from the parameters that the model has now "
-                "(adapters that are added, replaced or moved later are others), and train the "
-                "model anew. What was released is accounted; finish() states it"
+                f"the optimizer {what}: make it from the parameters that the model has now, and "
+                "train the model anew. What was released is accounted; finish() states it"
             )
 
     def _standing(self) -> dict[str, bytes]:
@@ -364,8 +350,8 @@ class _Rounds:
             parts = tree_leaves(blank(records, 1))
             if any(isinstance(part, torch.Tensor) and part.shape[:1] != (1,) for part in parts):
                 raise ValueError(
-                    "several rows of a record, as of a collate_fn, would each be clipped alone: "
-                    "give them a dimension of their own, (1, rows, …), and the mean of their losses"
+                    "several rows of a record would each be clipped alone: let collate_fn give "
+                    "them a dimension of their own, (1, rows, …), and take the mean of their losses"
                 )
             fitting.require_fit(self.model, loss, records)
             kind, altered = self.plan.contribution, self.plan.augmentation
@@ -393,10 +379,8 @@ class _Rounds:
         if self.closed:
             raise RoundError(f"{self.closed}: there are no further rounds")
         if self.done == self.plan.rounds:
-            raise RoundError(
-                f"the plan's {self.plan.rounds} rounds are done: call optimizer.finish(), or plan "
-                "more epochs"
-            )
+            rounds = self.plan.rounds
+            raise RoundError(f"the {rounds} rounds are done: finish(), or plan more epochs")
 
     def finish(self, out: str | Path | None, about: About | None) -> Run:
         optional(instance, "about", about, kind=About)
@@ -412,11 +396,11 @@ class _Rounds:
         if buffers := [name for name, _ in self.model.named_buffers() if name in changed]:
             raise RoundError(
                 f"{_some(buffers)} changed after the last round, as by statistics of private "
-                "records: set back what it was before forethought.private, which no round changes, "
-                "call finish() again, and compute statistics of public records after it"
+                "records: set back what it was before the loop, and call finish() again. Compute "
+                "statistics of public records after it"
             )
         self.closed = self.closed or "finish() was called"
-        self._gate.open()
+        self.model.__class__ = self._kinds[0]
         self.descent.clear()
         # A failed round was released whole or not at all; both are a beginning of the plan.
         transcript.require(self.plan.mechanism, stopped=True)
@@ -546,8 +530,7 @@ class PrivateOptimizer(torch.optim.Optimizer):
             RoundError: always.
         """
         raise RoundError(
-            "parameters cannot be added after forethought.private(): call finish(), and train them "
-            "in a loop with a plan of its own"
+            "parameters cannot be added: call finish(), and train them in another loop"
         )
 
     def state_dict(self) -> dict[str, Any]:
@@ -600,17 +583,13 @@ def _require_optimizer(optimizer: torch.optim.Optimizer, model: torch.nn.Module)
     whole = isinstance(optimizer, torch.optim.Optimizer) and hasattr(optimizer, _HOOKS)
     if not whole or isinstance(optimizer, PrivateOptimizer):
         raise TypeError(
-            "optimizer must be one of torch's, such as torch.optim.Adam(model.parameters()), or "
-            f"None for the plan's own; not {type(optimizer).__name__} (accelerate prepares what "
-            "forethought.private returns)"
+            f"optimizer must be one of torch's, or None for the plan's, not "
+            f"{type(optimizer).__name__} (accelerate prepares what forethought.private returns)"
         )
     require_steps(type(optimizer))
     held = {id(p) for group in optimizer.param_groups for p in group["params"]}
     if not held <= {id(p) for p in model.parameters()}:
-        raise ValueError(
-            "the optimizer has parameters that are not the model's: their gradients would not be "
-            "private. Make it from model.parameters()"
-        )
+        raise ValueError("the optimizer has parameters that are not the model's, nor private")
     if missing := [name for name, p in trained_of(model, "train").items() if id(p) not in held]:
         raise ValueError(
             f"the optimizer does not have {', '.join(missing[:5])}: freeze these parameters "
@@ -698,8 +677,8 @@ def _require_none(given: torch.Tensor | None) -> None:
     """Refuse a gradient beside the round's, which would be lost without a word."""
     if given is not None and given.any():
         raise RoundError(
-            "the weights have a gradient that no round gave, and it would be lost: call zero_grad()"
-            ", or add it in a hook of the optimizer (register_step_pre_hook) if it is public"
+            "a gradient that no round gave would be lost: call zero_grad(), or add it, if it is "
+            "public, in a hook of the optimizer (register_step_pre_hook)"
         )
 
 
@@ -777,7 +756,10 @@ class Deferred:
         if mean := is_mean(function, kwargs):
             kwargs["reduction"] = "none"
         if function in ALIKE:  # other functions give one value an example, or are refused
-            function, args = own_mean if mean else of_alike, (function, *args)
+            function, args = (
+                own_mean if mean else of_alike,
+                (function, *args),
+            )
         return cls(FunctionCall(function, args, kwargs))
 
     def __getattr__(self, name: str) -> Any:
@@ -822,10 +804,8 @@ class Deferred:
             raise DeferredError("backward() of a private loss takes no arguments")
         batches = {(id(leaf.rounds), leaf.batch): leaf.rounds for leaf in leaves(self)}
         if len(batches) != 1:
-            raise DeferredError(
-                f"a loss is about one batch, this one about {len(batches)}: take inputs and "
-                "targets of the same turn of the loop"
-            )
+            count = len(batches)
+            raise DeferredError(f"a loss must be about the batch of one turn, not about {count}")
         (_, batch), rounds = batches.popitem()
         match self._what:
             case FunctionCall(operator.truediv, (_, int(pieces))) if pieces > 1:
@@ -870,9 +850,8 @@ def _require_new(name: str, kwargs: Mapping[str, Any] | None = None) -> None:
     inside = name.endswith("_") and not name.endswith("__") and name != "requires_grad_"
     if inside or name in _IN_PLACE or given.get("inplace") or given.get("out") is not None:
         raise DeferredError(
-            f"{name or 'this call'} changes a value of a private batch in place, which no round "
-            "would see: give the result a name (z = z.div(10), not z.div_(10)), without inplace= "
-            "and out=, and register hooks inside the model"
+            f"{name or 'this call'} acts in place, which no round would see: give the result a "
+            "name (z = z.div(10)), without inplace= and out=, and register hooks in the model"
         )
 
 
@@ -984,33 +963,6 @@ def as_called(value: Deferred) -> Iterator[None]:
         yield
 
 
-class Gate:
-    """Lets a model accept deferred values: it records its call, as one step of a loss.
-
-    The model's class is replaced by a subclass with another ``__call__``, as
-    ``torch.nn.utils.parametrize`` does; calls with tensors work as before. Copies and files of the
-    model have its original class.
-    """
-
-    def __init__(self, model: nn.Module) -> None:
-        if type(model) in _GATED:
-            raise ValueError(
-                "this model is in another private loop: call finish() of that loop's optimizer, "
-                "or begin with a copy (copy.deepcopy(model))"
-            )
-        self._model, self._kind = model, type(model)
-        self._gated = _gated(type(model))
-        self.close()
-
-    def close(self) -> None:
-        """Set the subclass, which records calls with deferred values."""
-        self._model.__class__ = self._gated
-
-    def open(self) -> None:
-        """Set the original class again."""
-        self._model.__class__ = self._kind
-
-
 def model_call(model: nn.Module, *args: Any, **kwargs: Any) -> Any:
     """The stand-in for a model's call in a recorded loss; the round puts in the output."""
     return model(*args, **kwargs)
@@ -1020,6 +972,14 @@ _GATED: weakref.WeakSet[type[nn.Module]] = weakref.WeakSet()
 
 
 def _gated(kind: type[nn.Module]) -> type[nn.Module]:
+    """A subclass that records calls with deferred values as one step of a loss.
+
+    ``torch.nn.utils.parametrize`` does so, too. Calls with tensors work as before; copies and files
+    of a model have its original class.
+    """
+    if kind in _GATED:
+        raise ValueError("this model is in another private loop: finish() that, or copy it")
+
     def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         given = [one for one in tree_leaves((args, kwargs)) if isinstance(one, Deferred)]
         if given:
@@ -1162,22 +1122,18 @@ def stated(
     outputs = [call for call in calls if call.function is model_call]
     if len(outputs) != 1 or outputs[0].args[0] is not model:
         raise DeferredError(
-            f"the loss has {len(outputs)} calls of a model in it: it must have one, of the whole "
-            "model that was given to forethought.private. Put several into one module"
+            f"the loss has {len(outputs)} calls of a model: it must have one, of the whole model "
+            "that was given to forethought.private. Put several into one module"
         )
     (output,) = outputs
     if not (output.grad and calls[0].grad):
-        raise DeferredError(
-            "the model's call, or the whole loss, is under torch.no_grad(), where it has no "
-            "gradient: take it out of there"
-        )
+        raise DeferredError("take the model's call and the loss out of torch.no_grad()")
     for call in calls:
         for part in tree_leaves((call.args, call.kwargs)):
             if call.grad and isinstance(part, torch.Tensor) and part.requires_grad:
                 raise DeferredError(
-                    "the loss holds a parameter, or what was computed from one, besides the "
-                    "model's output: a penalty on weights belongs into the optimizer "
-                    "(weight_decay=), anything else into the model's forward"
+                    "the loss uses a parameter besides the model's output: put a penalty on "
+                    "weights into the optimizer (weight_decay=), all else into the model's forward"
                 )
     inputs = _as_called(model, output)
     # The tensors that the loss reads other than through the model.
@@ -1185,8 +1141,8 @@ def stated(
     for leaf in tree_leaves(inputs):
         if not isinstance(leaf, Leaf | bool | str | None):
             raise DeferredError(
-                "the model was given something besides the batch's own tensors: move what is done "
-                "to them into the model or the data set, and what all records share into the model"
+                "the model must be given the batch's own tensors: move what is done to them into "
+                "it or the data set, and what all records share into the model"
             )
     places = tree_map(lambda leaf: Position(leaf.place) if isinstance(leaf, Leaf) else leaf, inputs)
     arranged = ArrangedRecords(records, places, tuple(leaf.place for leaf in targets))

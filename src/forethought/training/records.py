@@ -195,10 +195,7 @@ def require_fit(
 def _of_zeros(model: nn.Module, records: Records, name: str, dims: BatchDims | None) -> object:
     for parameter, value in model.named_parameters():
         if value.requires_grad and not bool(torch.isfinite(own_part(value)).all()):
-            raise ValueError(
-                f"{parameter} is not finite, so that no record could contribute: load the weights "
-                "again, or initialise them anew"
-            )
+            raise ValueError(f"{parameter} is not finite: load or initialise the weights anew")
     inputs, _ = blank(records, 2 if mixing_layers(model) else 1)
     try:
         with undisturbed(model), torch.no_grad():
@@ -240,10 +237,8 @@ def require_sharded(plan: Plan, optimizer: torch.optim.Optimizer | None = None) 
         name, known = kind.__name__, known - {"rprop"}
     judged = optimizer is None or kind.__module__.startswith("torch.optim")
     if judged and name.lower() not in known:
-        raise ValueError(
-            f"optimizer {name!r} may look at whole parameters, of which each "
-            f"process has a shard: use one of {', '.join(sorted(known))}"
-        )
+        rest = ", ".join(sorted(known))
+        raise ValueError(f"optimizer {name!r} may look at whole parameters: use one of {rest}")
     if plan.gradient_filter is not None:
         raise ValueError("gradient_filter= keeps whole sums: train without fully_shard, or it")
 
@@ -278,8 +273,8 @@ def require_reached(model: torch.nn.Module, loss: Loss, records: Records) -> Non
     named = ", ".join(unreached[:3]) + (" …" if len(unreached) > 3 else "")
     if len(unreached) == len(trained):
         raise ValueError(
-            f"none of the weights that are trained ({named}) takes part in the loss, which could "
-            "only add noise to them: is an adapter switched off, merged, or of another model?"
+            f"none of the trained weights ({named}) takes part in the loss, so that they would get "
+            "noise alone: is an adapter switched off, merged, or of another model?"
         )
     if unreached:
         warnings.warn(
@@ -295,18 +290,15 @@ def _require_labels(targets: Tensor, shape: torch.Size, loss: Loss, name: str) -
     if targets.ndim != len(shape) - 1 or (loss is person_loss and targets.is_floating_point()):
         return  # values, or labels of another form, which the loss judges
     if targets.is_floating_point():
-        raise ValueError(
-            f"targets in {name} are decimals where the loss takes labels: give whole numbers "
-            "(targets.long())"
-        )
+        raise ValueError(f"targets in {name} are decimals, not labels: give targets.long()")
     targets = targets[targets != IGNORED]
     if not targets.numel():
         return
     least, most = int(targets.min()), int(targets.max())
     if least >= 0 and most < classes:
         return
-    hint = "write −1 as 0" if (least, most) == (-1, 1) else f"subtract {least}" if least > 0 else ""
-    remedy = hint or f"or give the model {most + 1} outputs"
+    remedy = f"subtract {least}" if least > 0 else f"or give the model {most + 1} outputs"
+    remedy = "write −1 as 0" if (least, most) == (-1, 1) else remedy
     raise ValueError(
         f"labels in {name} go from {least} to {most}, the model has outputs for the classes 0 to "
         f"{classes - 1}: number the classes from 0 ({remedy})"
@@ -316,15 +308,9 @@ def _require_labels(targets: Tensor, shape: torch.Size, loss: Loss, name: str) -
 def _remedy(inputs: Any, told: str) -> str:
     leaves = torch.utils._pytree.tree_leaves(inputs)
     if "BFloat16" in told or "Half" in told:
-        return (
-            "Inputs come in the precision of the model's first weights: give all of the model one, "
-            "as model.to(torch.float32), or convert in its forward"
-        )
+        return "Give all of the model one precision (model.to(torch.float32)), which inputs come in"
     if any(isinstance(x, torch.Tensor) and not x.is_floating_point() for x in leaves):
-        return (
-            "These inputs are whole numbers: give them as inputs.float() where the model takes "
-            "features, and otherwise build it for that shape, or reshape the inputs"
-        )
+        return "Give features as inputs.float(), or build it for whole numbers of that shape"
     if "channels" in told and any(x.ndim == 4 and x.shape[-1] in (1, 3, 4) for x in leaves):
         return "Torch takes channels first: give images as inputs.permute(0, 3, 1, 2)"
     return "Build it for that shape, or reshape the inputs"
@@ -376,8 +362,7 @@ def weighted(weights: Sequence[float], data: Dataset) -> WeightedCrossEntropy:
         raise ValueError("class_weights goes with classes: drop it for a regression or labels")
     if len(weights) != data.classes:
         raise ValueError(
-            f"class_weights has {len(weights)} numbers, the data have {data.classes} classes: give "
-            "one a class, class 0 first"
+            f"class_weights has {len(weights)} numbers, not one of {data.classes} classes"
         )
     return WeightedCrossEntropy(tuple(map(float, weights)))
 
@@ -388,8 +373,7 @@ def warn_if_muted(weights: Sequence[float] | None, plan: Plan) -> None:
         return
     warnings.warn(
         "class_weights is all but muted by automatic clipping, which gives every record the same "
-        "say whatever its weight: set clip_norm (and clip_rule = 'flat') in [training], so that "
-        "what is below the norm keeps its weight",
+        "say: set clip_norm (and clip_rule = 'flat') in [training]",
         MutedWeightsWarning,
         stacklevel=3,
     )
@@ -433,8 +417,7 @@ def declared(plan: Plan, held_out: object | None) -> tuple[Caveat, ...]:
     if held_out is None:
         raise ValueError(
             "the schedule 'drops' looks at accuracy after every epoch: give public records as "
-            "test=, or another schedule. Private ones would have to be paid for (forethought.tune "
-            "scores with noise)"
+            "test=, or take another schedule"
         )
     return (*found, Caveat("public-test"))
 
@@ -471,9 +454,8 @@ def coincide(records: Records, held_out: Records, name: str = "test") -> bool:
     twins = sum(count for count in Counter(own).values() if count > 1) / len(own)
     if (telling and found > len(others) * (1 + twins) / 2) or sorted(others) == sorted(own):
         raise CoincidingRecordsError(
-            f"{found} of the {len(held_out)} records in {name}= are also trained on: accuracy on "
-            "them says nothing about new records. Hold records out before training; loss on "
-            "training batches is in diagnostics"
+            f"{found} of the {len(held_out)} records in {name}= are also trained on, so that they "
+            "say nothing about new ones: hold records out before training"
         )
     return found > 0
 
@@ -564,11 +546,8 @@ class PersonLoss:
             wanted = torch.where(targets == EMPTY, targets[:, :1], targets)
         own = self.loss(outputs.flatten(0, 1), wanted.flatten(0, 1))
         values = losses(own, there.numel()).view_as(there)
-        return _mean_over_rows(torch.where(there > 0, values, torch.zeros_like(values)), there)
-
-
-def _mean_over_rows(values: torch.Tensor, there: torch.Tensor) -> torch.Tensor:
-    return (values * there).sum(1) / there.sum(1).clamp(min=1)
+        values = torch.where(there > 0, values, torch.zeros_like(values))
+        return (values * there).sum(1) / there.sum(1).clamp(min=1)
 
 
 @dataclass(frozen=True)
@@ -740,9 +719,8 @@ def uncentred(plan: Plan) -> Plan:
     if plan.preparation is None or not plan.preparation.centres:
         return plan
     warnings.warn(
-        "the plan pays for the means of a linear model's features, and here they cannot be used: "
-        "they are not released, and the run spends that much less. For all of the budget plan "
-        "again with forethought.plan(..., centre=False)",
+        "the plan pays for the means of a linear model's features, which cannot be used here and "
+        "are not released. To spend that on rounds, make it with centre=False",
         NotCentredWarning,
         stacklevel=3,
     )

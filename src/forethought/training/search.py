@@ -22,6 +22,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, replace
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal, Unpack, get_args
 
@@ -55,6 +56,7 @@ from forethought.values.plan import Paid, Payer, Plan, Transcript, TranscriptErr
 Scoring = Literal["noised", "public", "unprotected"]
 Score = Callable[[torch.nn.Module], float]
 
+_PUBLIC = "give public ones as holdout= with scoring='public'"
 _EITHER = "give either holdout= (records to score on) or score= (a function)"
 # How a model is scored → its caveat in the statement.
 _SCORED = {"noised": "disjoint-score", "public": "public-score", "unprotected": "unprotected-score"}
@@ -108,9 +110,8 @@ def _warn_of_overspending(
         spent = adaptive.selection_interval(plan.mechanism, budget.delta, 1, details).upper
         if spent > budget.epsilon * (1 + fitting.SLACK):
             warnings.warn(
-                f"the search spends epsilon {at_most(spent)} at delta {budget.delta:.3g}, and the "
-                f"budget of its candidates is {budget.epsilon:g}: the statement says so. To stay "
-                "within it make them with forethought.plan_tuning",
+                f"the search spends epsilon {at_most(spent)} at delta {budget.delta:.3g}, above "
+                f"{budget.epsilon:g} of its candidates: make them with forethought.plan_tuning",
                 stacklevel=3,
             )
             return
@@ -196,8 +197,8 @@ def tune(  # noqa: C901, PLR0915
         raise ValueError(_EITHER)
     if score is not None and scoring == "noised":
         raise ValueError(
-            "score= is a function of your own: say scoring='public' if it reads no private data, "
-            "or scoring='unprotected' if the Statement is to name its records as not covered"
+            "score= is your own function: say scoring='public' if it reads no private data, and "
+            "otherwise scoring='unprotected', which the Statement names as not covered"
         )
     if score_noise is not None:
         if scoring != "noised":
@@ -227,10 +228,7 @@ def tune(  # noqa: C901, PLR0915
             raise ValueError(_EITHER)
         records = fitting.arranged(data, plans[0], loss)
         if isinstance(data, PersonRows) and scoring == "noised":
-            raise ValueError(
-                "scoring='noised' counts held-out rows, of which one person may have any number: "
-                "give public records as holdout= with scoring='public'"
-            )
+            raise ValueError(f"scoring='noised' counts rows, and a person may have many: {_PUBLIC}")
         rows_model = make_model
         make_model = lambda: records.wrapped(rows_model())  # noqa: E731
         probe = make_model()
@@ -248,11 +246,7 @@ def tune(  # noqa: C901, PLR0915
             if scoring == "public" and same:
                 raise _private("holdout", "scoring='unprotected'")
             if scoring == "noised" and mixing_layers(probe):
-                raise ValueError(
-                    "scoring='noised' counts answers of which each is about one record, and batch "
-                    "normalisation mixes records: give public ones as holdout= with "
-                    "scoring='public'"
-                )
+                raise ValueError(f"scoring='noised' needs records that no layer mixes: {_PUBLIC}")
             score, size = _counting(held, first.loss, scoring), len(held)
         _value(score, probe)  # what is wrong with a score is said before a trial is paid
         secrets = Secrets.draw(seeds)
@@ -322,8 +316,8 @@ def _trials(
         begun = _weights(model)
         if trained & begun:
             raise ValueError(
-                "make_model gave weights that an earlier trial trained, such as the same model "
-                "twice or a part that models share: it must build everything anew, or freeze it"
+                "make_model gave weights that an earlier trial trained: it must build everything "
+                "anew, parts that models share too, or freeze it"
             )
         execution = tasks[plan].execution
         if execution.device is not None:
@@ -392,10 +386,7 @@ def _require_score(transcript: Transcript, statement: Statement) -> None:
     noises = {one.noise_multiplier for one in transcript.releases() if one.name == SCORE}
     accounted = statement.accountant["score_noise"]
     if noises != (set() if accounted is None else {float(accounted)}):
-        raise TranscriptError(
-            f"scores were released with noise {sorted(noises)}, {accounted} is accounted: no "
-            "statement is written"
-        )
+        raise TranscriptError(f"scores were released with noise {sorted(noises)}, not {accounted}")
 
 
 def _candidates(candidates: Sequence[Plan]) -> list[Plan]:
@@ -405,17 +396,12 @@ def _candidates(candidates: Sequence[Plan]) -> list[Plan]:
     plans = [fitting.uncentred(plan) for plan in plans]
     for plan in plans:
         require_unprepared(plan, "tune")
-    for name in ("examples", "delta"):
-        if len({getattr(plan, name) for plan in plans}) > 1:
-            raise ValueError(f"all candidates must have the same {name}")
+    for name in ("examples", "delta", "mechanism.adjacency"):
+        if len(set(map(attrgetter(name), plans))) > 1:
+            raise ValueError(f"all candidates must have the same {name.rpartition('.')[2]}")
     persons = [plan.contribution for plan in plans if isinstance(plan.contribution, Persons)]
     if any(plan.records_per_person > 1 for plan in plans) or len(persons) not in (0, len(plans)):
-        raise ValueError(
-            "a search promises something to single records: make all candidates with "
-            "person_as='contribution', where a person is one record"
-        )
-    if len({plan.mechanism.adjacency for plan in plans}) > 1:
-        raise ValueError("all candidates must be stated under the same adjacency")
+        raise ValueError("a search is for single records: plan with person_as='contribution'")
     return plans
 
 
@@ -575,8 +561,7 @@ class PhaseState:
         if run.transcript.again:
             raise TranscriptError(
                 f"{run.transcript.again} rounds of a phase were released again with other sums, "
-                "which phases that were decided within a budget do not account for: no statement "
-                "is written. The phase's own folder has its own"
+                "which no budget accounts for: no statement is written but the phase's own"
             )
         self.transcript.extend(run.transcript)
 
@@ -747,10 +732,7 @@ def train_until(
     folder = runs.folder_of(out, files, resume, overwrite)
     plan = instance("plan", plan, Plan)
     if plan.records_per_person > 1:
-        raise ValueError(
-            "phases promise something to single records: make the plan with "
-            "person_as='contribution', where a person is one record"
-        )
+        raise ValueError("phases are for single records: plan with person_as='contribution'")
     plan = fitting.uncentred(plan)
     require_unprepared(plan, "train_until")
     if next_phase is None:

@@ -194,22 +194,18 @@ class AdditiveModel:
         """The features that a column's curve consists of, and their values for encoded entries."""
         _, _, part, number = self._parts[at]
         places, values = [np.arange(part.start, part.stop)], [own.astype(np.float64)]
-        basis = self._basis
-        if number is None:
-            return np.concatenate(places), np.concatenate(values, axis=1)
-        first, step = self._width, basis.pieces + 1
-        places.append(first + step * number + np.arange(step))
-        values.append(SIZE * hats(values[0][:, 0], -1.0, 1.0, basis.pieces))
-        coarse = hats(values[0][:, 0], -1.0, 1.0, PAIR_PIECES)
+        basis, step = self._basis, self._basis.pieces + 1
+        if number is not None:
+            places.append(self._width + step * number + np.arange(step))
+            values.append(SIZE * hats(values[0][:, 0], -1.0, 1.0, basis.pieces))
         for pair, couple in enumerate(basis.couples):
             if number in couple:
+                coarse = hats(values[0][:, 0], -1.0, 1.0, PAIR_PIECES)
+                sides, side = (coarse[:, :, None], _MEAN), len(_MEAN) ** 2
+                if number != couple[0]:
+                    sides = (_MEAN[:, None], coarse[:, None, :])
                 places.append(self._block(pair))
-                sides = (coarse[:, :, None], _MEAN) if number == couple[0] else (
-                    _MEAN[:, None], coarse[:, None, :]
-                )  # fmt: skip
-                values.append(
-                    basis.pair_size * (sides[0] * sides[1]).reshape(len(own), len(places[-1]))
-                )
+                values.append(basis.pair_size * (sides[0] * sides[1]).reshape(len(own), side))
         return np.concatenate(places), np.concatenate(values, axis=1)
 
     def _block(self, pair: int) -> NDArray[np.int64]:

@@ -165,7 +165,7 @@ class _Steps:
     def __iter__(self) -> Iterator[Any]:
         if (loop := self._training._loop) is None:
             raise RoundError(
-                "records would be read before the rounds begin, without noise: leave out "
+                "records would be read before the rounds, without noise: leave out "
                 "LearningRateFinder, BatchSizeFinder and Tuner (planned=True has a step size)"
             )
         yield from islice(loop.loader._until(self._training._plan.rounds), len(self))
@@ -191,16 +191,13 @@ def _in_transformers(trainer: Any, training: PrivateTraining) -> None:
     _require_fit(arguments)
     for name in ("activation_checkpointing_kwargs", "gradient_checkpointing_kwargs"):
         if (getattr(arguments, name, None) or {}).get("use_reentrant"):
-            raise ValueError(
-                f"{name}= with use_reentrant does not go with private rounds, which look into the "
-                "passes: give use_reentrant=False"
-            )
+            raise ValueError(f"{name}= of private rounds needs use_reentrant=False")
     if trainer.model_init is not None:
         raise ValueError("model_init= would train another model: give model=model_init() instead")
     if planned and arguments.load_best_model_at_end and plan.averaging.kind != "none":
         raise ValueError(
             "load_best_model_at_end=True would be undone by the plan's average of the weights: "
-            'make the plan with averaging=forethought.Averaging("none"), or leave it out'
+            'leave it out, or plan with averaging=forethought.Averaging("none")'
         )
     if take_shards(trainer.model) is not None:
         _leave_cut(trainer)
@@ -208,9 +205,8 @@ def _in_transformers(trainer: Any, training: PrivateTraining) -> None:
         trainer.create_optimizer()
     if getattr(trainer.data_collator, "padding", None) in (True, "longest"):
         warnings.warn(
-            "the collator pads to the longest record of a batch, of which rounds make one a "
-            "record: pad all to one length that is public, with padding='max_length' and "
-            "max_length= where the text is tokenized",
+            "the collator pads to the longest record, and rounds collate each alone: pad all to "
+            "one public length, with padding='max_length' and max_length= of the tokenizer",
             stacklevel=3,
         )
     loop = training._begin(trainer.model, trainer.optimizer, trainer.get_train_dataloader())
@@ -248,14 +244,10 @@ def _leave_cut(trainer: Any) -> None:
     """Make a Trainer treat a model that fully_shard has sharded as one that it sharded itself."""
     own = "is_distributed_loading_by_transformers"
     if not hasattr(trainer, own):
-        raise ValueError(
-            "this transformers puts DDP around a model that fully_shard has cut: take a newer one, "
-            "or a loop of your own with forethought.private"
-        )
+        raise ValueError("this transformers puts DDP around a sharded model: take a newer one")
     if trainer.args.save_strategy != "no":
         raise ValueError(
-            f"save_strategy={str(trainer.args.save_strategy)!r} would write one process's shards: "
-            "use 'no'; finish(out=…) keeps the whole model"
+            "give save_strategy='no': finish(out=…) keeps the whole model, not a shard"
         )
     setattr(trainer, own, True)
     # It would sum numbers of tokens, which are private, and whose sum is not used.

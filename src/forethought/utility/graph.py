@@ -100,18 +100,14 @@ class UtilityGraph(Stored):
             object.__setattr__(self, name, values)
         if self.noiseless.shape != grid[:1] or self.accuracy.shape[:-1] != grid:
             raise ValueError(
-                f"a graph of {grid[0]} clip norms and {grid[1]} noise multipliers needs noiseless "
-                f"of shape {grid[:1]} and accuracy of shape {(*grid, 'draws')}, not "
-                f"{self.noiseless.shape} and {self.accuracy.shape}"
+                f"noiseless and accuracy of this graph must have shapes {grid[:1]} and "
+                f"{(*grid, 'draws')}, not {self.noiseless.shape} and {self.accuracy.shape}"
             )
         one_of("source", self.source, SOURCES)
         whole("test_examples", self.test_examples)
         real("noise_scale", self.noise_scale, above=0)
         if not self.accuracy.shape[-1] or not self.noiseless.any():
-            raise ValueError(
-                "no model got a single example right without noise: train longer, or with another "
-                "step size"
-            )
+            raise ValueError("no model got an example right without noise: train it longer")
 
     @property
     def draws(self) -> int:

@@ -112,26 +112,11 @@ def _convolution(layer: nn.Conv2d, values: _Values, stack: Stack, copies: int) -
     return _Values("planes", out)
 
 
+_ACTIVATIONS = nn.ReLU, nn.Tanh, nn.Sigmoid, nn.ELU, nn.GELU, nn.SiLU, nn.LeakyReLU, nn.Softplus
+_UNCHANGED = nn.Identity, nn.Dropout, nn.Dropout2d  # in evaluation mode
 # Rules by exact type, since a subclass may override forward.
 RULES: dict[type[nn.Module], _Rule] = {
-    **dict.fromkeys(
-        (
-            nn.ReLU,
-            nn.Tanh,
-            nn.Sigmoid,
-            nn.ELU,
-            nn.GELU,
-            nn.SiLU,
-            nn.LeakyReLU,
-            nn.Softplus,
-            TemperedSigmoid,
-            # Nothing happens in these, in evaluation mode.
-            nn.Identity,
-            nn.Dropout,
-            nn.Dropout2d,
-        ),
-        _elementwise,
-    ),
+    **dict.fromkeys((*_ACTIVATIONS, TemperedSigmoid, *_UNCHANGED), _elementwise),
     **dict.fromkeys((nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d), _pooling),
     nn.Flatten: _flatten,
     nn.Linear: _linear,
@@ -379,10 +364,7 @@ def utility_graph(
     first = next(iter(trained_of(begun, "train").values()))
     data, test, _ = opened(data, test)
     if isinstance(data, PersonRows):
-        raise ValueError(
-            "a utility graph works on rows, not on persons: give inputs and targets as they are, "
-            "of public records"
-        )
+        raise ValueError("a utility graph works on rows, not on persons: give inputs and targets")
     records = as_records(data, first.dtype, first.device)
     if test is None:
         data, test = _hold_back(data, len(records), seed)
@@ -531,10 +513,8 @@ def initial(model: object, seed: int | None, *sizes: int) -> nn.Module:
     if isinstance(model, nn.Module):
         return copy.deepcopy(model)
     if not callable(model):
-        raise TypeError(
-            "the model must be a torch module or a function that makes one, not "
-            f"{type(model).__name__}"
-        )
+        kind = type(model).__name__
+        raise TypeError(f"the model must be a torch module or a function of one, not {kind}")
     # Only a seed changes the state of the process, for which others must wait.
     with nullcontext() if seed is None else turns, torch.random.fork_rng([], seed is not None):
         if seed is not None:

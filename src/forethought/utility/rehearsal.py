@@ -211,10 +211,7 @@ def draws(data: PublicProxy, examples: int, test_examples: int | None, seed: int
     default = max(1, size // 5) if pool.test is None else len(pool.test)
     tested = whole("test_examples", default if test_examples is None else test_examples)
     if tested >= size:
-        raise ValueError(
-            f"{pool.name} has {size} records: {tested} to test on leave none to train on. Choose "
-            "a smaller test_examples, or a larger source"
-        )
+        raise ValueError(f"{tested} of {size} records to test on leave none to train on")
 
     # Test parts of different repeats are disjoint as long as the pool allows, and training parts
     # too if it is large: shared records would make the repeats differ too little.
@@ -237,9 +234,9 @@ def draws(data: PublicProxy, examples: int, test_examples: int | None, seed: int
 
 def _data_set(made: Any) -> Dataset:
     if not all(hasattr(made, part) for part in ("train", "test", "name")):
+        kind = type(made).__name__
         raise TypeError(
-            "data must be a forethought.data.Dataset or a function from a seed to one, not "
-            f"{type(made).__name__}"
+            f"data must be a forethought.data.Dataset or a function of seeds, not {kind}"
         )
     return made
 
@@ -270,6 +267,13 @@ KNOWS_NOTHING = (
     "Nothing is known of how near the private data's accuracy will be: anywhere between chance and "
     "100 %."
 )
+_UNLIKE: dict[Relation, str] = {
+    "synthetic": "Synthetic data tell whether the plan trains, and how much its noise moves it",
+    "same shape": (
+        "On other pairs that share no more than their shape rehearsals were off by 10 points at the "
+        "median, and by up to 51: rehearse on other records of the same population or task"
+    ),
+}
 _DERIVED = ("predicted", "interval", "run_interval", "baseline")
 SHARED_POOL = "repeats draw from one pool of records, so they differ less than fresh draws would"
 
@@ -414,9 +418,8 @@ class Rehearsal(Stored):
             sentences.append(f"Note: {SHARED_POOL}.")
         if self.distinct < 1:
             sentences.append(
-                f"The source is smaller than the plan's data: only {self.distinct:.0%} of the "
-                "records of a training part are different ones, so the prediction is pessimistic "
-                "where more data would help."
+                f"The source is smaller than the plan's data: only {self.distinct:.0%} of a "
+                "training part's records differ, which is pessimistic where more would help."
             )
         return "\n".join(sentences)
 
@@ -435,20 +438,11 @@ class Rehearsal(Stored):
     def _knows_nothing(self) -> str:
         if self.measure == "R²":
             return "Nothing is known of how near the private data's R² will be."
-        if self.relation == "synthetic":
-            return (
-                f"{KNOWS_NOTHING} Synthetic data tell whether the plan trains at all, and how much "
-                "its noise moves the result."
-            )
         if self.relation is None:
             known = ", ".join(f'"{name}"' for name in HELD["linear"])
             return f"{KNOWS_NOTHING} Say how the rehearsal's data stand to them: {known}."
-        if self.relation not in HELD["linear"]:
-            return (
-                f"{KNOWS_NOTHING} Sets that share no more than their shape differ too much: on "
-                "other pairs of such sets rehearsals were off by 10 points at the median, and by "
-                "up to 51. Rehearse on other records of the same population or task."
-            )
+        if self.relation in _UNLIKE:
+            return f"{KNOWS_NOTHING} {_UNLIKE[self.relation]}."
         sets = len(scores_of(self.relation, self._model))
         if sets:
             return f"{KNOWS_NOTHING} {sets} data sets are too few for a level of {self.level:g}."
@@ -578,13 +572,7 @@ def _r_squared(model: nn.Module, test: Split) -> float:
 
 def _check_fit(train_part: Split, test_part: Split) -> None:
     if train_part.targets[:1].size > 1:
-        raise ValueError(
-            "a rehearsal goes by accuracy or R², which need one label a record: rehearse each "
-            "label as a data set of its own"
-        )
+        raise ValueError("a rehearsal needs one label a record: rehearse each label by itself")
     values = not np.issubdtype(test_part.targets.dtype, np.integer)
     if values and test_part.targets.min() == test_part.targets.max():
-        raise ValueError(
-            "the rehearsal's test targets are all one number, of which there is no R²: test on "
-            "more records, or rehearse on data that vary"
-        )
+        raise ValueError("all test targets are one number, of which there is no R²: take others")
