@@ -269,7 +269,9 @@ def require_steps(kind: type[torch.optim.Optimizer]) -> None:
     closure = inspect.signature(kind.step).parameters.get("closure")
     required = closure is not None and closure.default is inspect.Parameter.empty
     if required or issubclass(kind, torch.optim.LBFGS):
-        raise ValueError(f"{kind.__name__} evaluates the loss inside its step: use SGD or Adam")
+        raise ValueError(
+            f"{kind.__name__} looks at the loss inside its step, without noise: use SGD"
+        )
     if issubclass(kind, torch.optim.SparseAdam):
         raise ValueError(f"{kind.__name__} takes sparse gradients, and noise is dense: use Adam")
 

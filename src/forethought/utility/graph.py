@@ -107,7 +107,7 @@ class UtilityGraph(Stored):
         whole("test_examples", self.test_examples)
         real("noise_scale", self.noise_scale, above=0)
         if not self.accuracy.shape[-1] or not self.noiseless.any():
-            raise ValueError("no model got an example right without noise: train it longer")
+            raise ValueError("no model got a single example right without noise: train longer")
 
     @property
     def draws(self) -> int:

@@ -235,9 +235,7 @@ def draws(data: PublicProxy, examples: int, test_examples: int | None, seed: int
 def _data_set(made: Any) -> Dataset:
     if not all(hasattr(made, part) for part in ("train", "test", "name")):
         kind = type(made).__name__
-        raise TypeError(
-            f"data must be a forethought.data.Dataset or a function of seeds, not {kind}"
-        )
+        raise TypeError(f"data must be a forethought.data.Dataset or a function, not {kind}")
     return made
 
 
@@ -268,10 +266,10 @@ KNOWS_NOTHING = (
     "100 %."
 )
 _UNLIKE: dict[Relation, str] = {
-    "synthetic": "Synthetic data tell whether the plan trains, and how much its noise moves it",
+    "synthetic": "Synthetic data tell whether the plan trains at all, and how far noise moves it",
     "same shape": (
-        "On other pairs that share no more than their shape rehearsals were off by 10 points at the "
-        "median, and by up to 51: rehearse on other records of the same population or task"
+        "On other pairs that share no more than their shape rehearsals were off by 10 points at "
+        "the median, and by up to 51: rehearse on other records of the same population or task"
     ),
 }
 _DERIVED = ("predicted", "interval", "run_interval", "baseline")
