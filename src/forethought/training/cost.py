@@ -241,7 +241,7 @@ def _counts(trial: _TrialRounds, model: nn.Module, few: int) -> tuple[int | None
         except Exception as error:  # such as of a forward that takes its layers by their numbers
             if any(one.is_meta for one in model.parameters()):
                 raise ValueError(
-                    f"a large model's cost is tried with fewer layers, and this one needs all "
+                    f"the cost is tried with fewer repeated layers, and this model needs all "
                     f"({error}): loop over them in forward, or load its weights first"
                 ) from error
     trial.seconds(few)

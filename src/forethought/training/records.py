@@ -310,7 +310,7 @@ def _remedy(inputs: Any, told: str) -> str:
     if "BFloat16" in told or "Half" in told:
         return "Give all of the model one precision (model.to(torch.float32)), which inputs come in"
     if any(isinstance(x, torch.Tensor) and not x.is_floating_point() for x in leaves):
-        return "Give features as inputs.float(), or build it for whole numbers of that shape"
+        return "These are whole numbers: give them as inputs.float(), or build it for that shape"
     if "channels" in told and any(x.ndim == 4 and x.shape[-1] in (1, 3, 4) for x in leaves):
         return "Torch takes channels first: give images as inputs.permute(0, 3, 1, 2)"
     return "Build it for that shape, or reshape the inputs"

@@ -546,7 +546,7 @@ def opened_task(
     check_loss(model, chosen, records, batch_dims, plan.contribution, plan.augmentation)
     judged = held_out if plan.schedule.kind == "drops" else None
     if judged is not None and metrics.evaluate(model, {}, chosen, judged, batch_dims)[1] is None:
-        raise ValueError("the schedule 'drops' needs labels in test=: take another, as 'cosine'")
+        raise ValueError("test= has no labels for the schedule 'drops': take another, as 'cosine'")
     # An unknown optimizer is reported before anything is released, means for centring included.
     optimizers.descent_of(plan, trained_here(model))
     if batch_dims is None and not isinstance(plan.contribution, LocalUpdates):

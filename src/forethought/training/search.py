@@ -246,7 +246,7 @@ def tune(  # noqa: C901, PLR0915
             if scoring == "public" and same:
                 raise _private("holdout", "scoring='unprotected'")
             if scoring == "noised" and mixing_layers(probe):
-                raise ValueError(f"scoring='noised' needs records that no layer mixes: {_PUBLIC}")
+                raise ValueError(f"scoring='noised' allows no batch normalisation: {_PUBLIC}")
             score, size = _counting(held, first.loss, scoring), len(held)
         _value(score, probe)  # what is wrong with a score is said before a trial is paid
         secrets = Secrets.draw(seeds)
@@ -732,7 +732,7 @@ def train_until(
     folder = runs.folder_of(out, files, resume, overwrite)
     plan = instance("plan", plan, Plan)
     if plan.records_per_person > 1:
-        raise ValueError("phases are for single records: plan with person_as='contribution'")
+        raise ValueError("phases promise something to single records: person_as='contribution'")
     plan = fitting.uncentred(plan)
     require_unprepared(plan, "train_until")
     if next_phase is None:
