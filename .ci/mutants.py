@@ -1558,7 +1558,7 @@ MUTANTS = [
            "test_the_way_with_less_noise_for_its_signal_is_taken"),
     Mutant("persons: a row more than may be kept", "by_person", "place < most", "place <= most",
            "test_every_person_has_their_own_rows_and_no_more_than_may_be"),
-    Mutant("persons: rows are summed", "PersonLoss.__call__",
+    Mutant("persons: rows are summed", "_mean_over_rows",
            "(values * there).sum(1) / there.sum(1).clamp(min=1)", "(values * there).sum(1)",
            "test_a_contribution_is_the_clipped_gradient_of_a_persons_mean_loss"),
     Mutant("persons: a plan for single rows", "arranged", "promised < most", "False",

@@ -546,8 +546,11 @@ class PersonLoss:
             wanted = torch.where(targets == EMPTY, targets[:, :1], targets)
         own = self.loss(outputs.flatten(0, 1), wanted.flatten(0, 1))
         values = losses(own, there.numel()).view_as(there)
-        values = torch.where(there > 0, values, torch.zeros_like(values))
-        return (values * there).sum(1) / there.sum(1).clamp(min=1)
+        return _mean_over_rows(torch.where(there > 0, values, torch.zeros_like(values)), there)
+
+
+def _mean_over_rows(values: torch.Tensor, there: torch.Tensor) -> torch.Tensor:
+    return (values * there).sum(1) / there.sum(1).clamp(min=1)
 
 
 @dataclass(frozen=True)
