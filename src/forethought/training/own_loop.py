@@ -589,7 +589,9 @@ def _require_optimizer(optimizer: torch.optim.Optimizer, model: torch.nn.Module)
     require_steps(type(optimizer))
     held = {id(p) for group in optimizer.param_groups for p in group["params"]}
     if not held <= {id(p) for p in model.parameters()}:
-        raise ValueError("the optimizer has parameters that are not the model's, nor private")
+        raise ValueError(
+            "the optimizer has parameters that are not the model's: make it from model.parameters()"
+        )
     if missing := [name for name, p in trained_of(model, "train").items() if id(p) not in held]:
         raise ValueError(
             f"the optimizer does not have {', '.join(missing[:5])}: freeze these parameters "
@@ -756,10 +758,7 @@ class Deferred:
         if mean := is_mean(function, kwargs):
             kwargs["reduction"] = "none"
         if function in ALIKE:  # other functions give one value an example, or are refused
-            function, args = (
-                own_mean if mean else of_alike,
-                (function, *args),
-            )
+            function, args = own_mean if mean else of_alike, (function, *args)
         return cls(FunctionCall(function, args, kwargs))
 
     def __getattr__(self, name: str) -> Any:

@@ -362,7 +362,7 @@ def weighted(weights: Sequence[float], data: Dataset) -> WeightedCrossEntropy:
         raise ValueError("class_weights goes with classes: drop it for a regression or labels")
     if len(weights) != data.classes:
         raise ValueError(
-            f"class_weights has {len(weights)} numbers, not one of {data.classes} classes"
+            f"class_weights has {len(weights)} numbers for {data.classes} classes: give one a class"
         )
     return WeightedCrossEntropy(tuple(map(float, weights)))
 
