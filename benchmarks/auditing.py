@@ -23,13 +23,7 @@ import numpy as np
 from torch import nn
 
 import forethought as ft
-from forethought.auditing.attack import (
-    contributions,
-    epsilon_of_guesses,
-    judge,
-    orthogonal_games,
-    summarise,
-)
+from forethought.auditing.attack import epsilon_of_guesses, judge, orthogonal_games, summarise
 from forethought.auditing.audit import audit
 from forethought.auditing.canaries import LEVELS
 from forethought.auditing.one_run import one_run
@@ -106,7 +100,7 @@ def empirical(canaries: int) -> None:
     plan, generator = trial(canaries), np.random.default_rng()
     start = time.perf_counter()
     games = orthogonal_games(plan, canaries, generator)
-    _, chosen = judge(plan, games, contributions(plan))
+    _, chosen = judge(plan, games)
     found = summarise(plan, games, chosen)
     seconds = time.perf_counter() - start
     print(
@@ -160,7 +154,7 @@ def side_by_side(canaries: int = 2_000) -> None:
         ("full batch, σ 10 (μ = 1)", Plan(ft.Mechanism(full), canaries, DELTA)),
     ):
         games = orthogonal_games(plan, canaries, np.random.default_rng())
-        _, chosen = judge(plan, games, contributions(plan))
+        _, chosen = judge(plan, games)
         ours = summarise(plan, games, chosen)
         auditor = theirs.CanaryScoreAuditor(games.inside, games.outside)
         explicit = theirs.Explicit(chosen.thresholds[0])

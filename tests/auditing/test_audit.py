@@ -17,7 +17,7 @@ from drawn import randint, randn
 from forethought.auditing import audit as auditing
 from forethought.auditing.canaries import CheckSizes, sizes_of
 from forethought.auditing.sensitivity import model_sensitivity, planted_sensitivity
-from forethought.auditing.verdict import Audit, Finding, certain
+from forethought.auditing.verdict import Audit, Finding
 from forethought.gradients import clipped, sums
 from forethought.gradients.batches import Blocks
 from forethought.rounds import contributions
@@ -211,7 +211,7 @@ def finding(check: str, p_value: float | None = None, violated: bool = False) ->
 
 def test_each_test_gets_its_share_of_the_false_alarms() -> None:
     tests = tuple(finding("noise", p) for p in (0.3, 2e-5, 1.0, 0.2))
-    audit = Audit((*tests, certain("noise", "x", "1", "1", False, "no.")), 1e-4)
+    audit = Audit((*tests, Finding("noise", "x", "1", "1", "no.")), 1e-4)
     assert audit.level == pytest.approx(2.5e-5)
     assert [f.p_value for f in audit.refuting] == [2e-5]
     assert not Audit(tests, 1e-5).refuted
@@ -226,6 +226,7 @@ def test_causes_are_named_before_consequences() -> None:
 
 def test_an_audit_is_written_for_its_owner_only(tmp_path: Path) -> None:
     audit = Audit((finding("noise", 0.5), finding("noise", violated=True)), 1e-4)
+    (tmp_path / "audit.json").write_text("an earlier one, which all may read")
     audit.save(tmp_path / "audit.json")
     assert (tmp_path / "audit.json").stat().st_mode & 0o777 == 0o600
     read = json.loads((tmp_path / "audit.json").read_text())

@@ -129,7 +129,7 @@ def of_scores() -> dict[str, Any]:
         games = attack.Games(played[1], played[0], independent=name != "subsets")
         found[name] = [games.inside[:4], games.outside[:4]]
         if name in ("poisson", "subsets", "correlated"):
-            finding, chosen = attack.judge(PLANS[name], games, distance)
+            finding, chosen = attack.judge(PLANS[name], games)
             found[name] += [finding, chosen, attack.summarise(PLANS[name], games, chosen)]
             found[name] += [attack.guessed(games), attack.points(games, 4)]
     directed = attack._few_records(PLANS["groups"])
@@ -176,9 +176,7 @@ def of_tests() -> dict[str, Any]:
         "one run f-DP": attack.one_run_fdp_epsilon(
             ft.Mechanism(ft.Rounds(2.0, 4, ft.FullBatch())), [(100, 85), (400, 280)], 2_000, 1e-5
         ),
-        "thresholds": attack.decision_rule(
-            PLANS["poisson"].mechanism, (1.0,) * 12, (1.0, 0.0), 400, 1e-5
-        ),
+        "thresholds": attack.decision_rule(PLANS["poisson"], 400),
     }
 
 

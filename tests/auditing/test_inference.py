@@ -12,7 +12,6 @@ import forethought as ft
 from forethought.auditing.attack import (
     LEVEL,
     Games,
-    contributions,
     critical_noise,
     epsilon_of_guesses,
     judge,
@@ -66,7 +65,7 @@ def test_two_thousand_games_show_most_of_the_claim() -> None:
     # Medians of repeated runs are 5.8 and 2.3 of 7.05; below these is a chance under 1e-4.
     plan = Plan(ft.Mechanism(ft.Rounds(1.0, 100, ft.Poisson(0.1))), 2_000, 1e-5)
     games = orthogonal_games(plan, 2_000, np.random.default_rng(0))
-    finding, chosen = judge(plan, games, contributions(plan))
+    finding, chosen = judge(plan, games)
     found = summarise(plan, games, chosen)
     assert finding.p_value is not None and finding.p_value > 1e-6
     # The p-value judges the claim: a lower end of 95 % is above it now and then.

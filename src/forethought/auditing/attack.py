@@ -91,7 +91,8 @@ def _likelihood(part: kinds.Rounds, noise: list[float], seen: Array, shift: floa
         for t in rounds:
             rows[(t - rounds.start) % len(turns)] += _drawn(seen[t], shift, noise[t], times)
         left = 1 - math.fsum(turns)
-        found += _log_mean(rows, np.array([*turns, left if left > 1e-12 else 0.0]))
+        weights = np.array([*turns, left if left > 1e-12 else 0.0])
+        found += logsumexp(rows, axis=0, b=weights[:, None])
     return found
 
 
@@ -136,10 +137,7 @@ def _through_the_strategy(part: kinds.Correlated, noise: float, seen: Array, shi
             term = (2 * move @ seen - move @ move) / (2 * noise**2)
             logs = [math.log(w) + (term if k else np.zeros_like(term)) for k, w in times]
             terms[place] += np.logaddexp.reduce(logs)
-    return _log_mean(terms, np.array([sampling.turn(place) for place in range(parts)]))
-
-
-def _log_mean(terms: Array, weights: Array) -> Array:
+    weights = np.array([sampling.turn(place) for place in range(parts)])
     return np.asarray(logsumexp(terms, axis=0, b=weights[:, None]))
 
 
@@ -202,25 +200,22 @@ class DecisionRule:
 
 
 @lru_cache(maxsize=64)
-def decision_rule(
-    mechanism: kinds.Mechanism,
-    noise: tuple[float, ...],
-    distance: tuple[float, float],
-    games: int,
-    delta: float,
-) -> DecisionRule:
-    """The choices for a number of games, half of them with the record.
-
-    Args:
-        noise: standard deviation of each round's noise, in units of C.
-        distance: the contribution with the record, and without it.
-    """
+def decision_rule(plan: Plan, games: int) -> DecisionRule:
+    """The choices for a number of games of a plan, half of them with the record."""
+    mechanism, noise, distance = plan.mechanism, scales(plan), contributions(plan)
     count = min(SIMULATED, max(FEWEST, CELLS // len(noise)))
-    simulated = [_games(mechanism, noise, distance, count, factor) for factor in SUSPECTED]
-    thresholds = _thresholds(simulated, max(1, games // 2), mechanism)
-    claim = tradeoff(mechanism)
-    slopes = [_slope(claim, made, at) for made, at in zip(simulated, thresholds, strict=True)]
-    return DecisionRule(tuple(thresholds), tuple(slopes), _guesses(simulated[0], games, delta))
+
+    def simulated(factor: float) -> Games:
+        generator, made = np.random.default_rng(0), [factor * std for std in noise]
+        seen = [simulate(mechanism, made, count, shift, generator) for shift in distance]
+        inside, outside = (log_likelihood_ratio(mechanism, noise, y, *distance) for y in seen)
+        return Games(outside, inside)
+
+    kinds_of_games = [simulated(factor) for factor in SUSPECTED]
+    thresholds = _thresholds(kinds_of_games, max(1, games // 2), mechanism)
+    pairs, claim = zip(kinds_of_games, thresholds, strict=True), tradeoff(mechanism)
+    slopes = tuple(_slope(claim, *pair) for pair in pairs)
+    return DecisionRule(tuple(thresholds), slopes, _guesses(kinds_of_games[0], games, plan.delta))
 
 
 def _slope(claim: TradeOff, simulated: Games, threshold: float) -> float:
@@ -228,24 +223,6 @@ def _slope(claim: TradeOff, simulated: Games, threshold: float) -> float:
     step = max(0.2 * min(at, 1 - at), 1e-4)
     low, high = max(at - step, 0.0), min(at + step, 1.0)
     return max(1e-3, (claim(low) - claim(high)) / (high - low))
-
-
-def _games(
-    mechanism: kinds.Mechanism,
-    noise: tuple[float, ...],
-    distance: tuple[float, float],
-    count: int,
-    factor: float,
-) -> Games:
-    generator = np.random.default_rng(0)
-    claimed, made = list(noise), [factor * std for std in noise]
-    inside, outside = (
-        log_likelihood_ratio(
-            mechanism, claimed, simulate(mechanism, made, count, shift, generator), *distance
-        )
-        for shift in distance
-    )
-    return Games(outside, inside)
 
 
 def _thresholds(simulated: Sequence[Games], half: int, mechanism: kinds.Mechanism) -> list[float]:
@@ -313,6 +290,8 @@ def directed(plan: Plan) -> bool:
 
 def contributions(plan: Plan) -> tuple[float, float]:
     """The contributions, in units of C, of the record and of the one that takes its place."""
+    if directed(plan):  # a canary moves the sum of the others, which oppose it, by 2
+        return 2.0, 0.0
     return (1.0, -1.0) if plan.mechanism.adjacency == "replace-one" else (1.0, 0.0)
 
 
@@ -394,14 +373,15 @@ def _one_less(plan: Plan) -> Plan:
 
 
 def _directed_score(plan: Plan, seen: Array) -> float:
-    """Log-likelihood ratio for a sum that the canary moves by 2 from the sum of the others.
+    """Log-likelihood ratio for a sum that the canary moves from the sum of the others.
 
     In the sum of the others, every group, or every record of a batch, contributes −1.
     """
     others, sampling = 0.0, plan.mechanism.rounds[0].sampling
     if plan.groups is not None or sampling.exchanges:
         others = -float(plan.groups or sampling.expected_batch(plan.examples))
-    return float(log_likelihood_ratio(plan.mechanism, scales(plan), seen - others, 2.0, 0.0)[0])
+    moved = seen - others
+    return float(log_likelihood_ratio(plan.mechanism, scales(plan), moved, *contributions(plan))[0])
 
 
 def attack(
@@ -420,19 +400,19 @@ def attack(
         return [], None, ["no attack was needed: rounds without noise claim nothing"]
     notes = []
     if directed(plan):
-        small, distance = _few_records(plan), (2.0, 0.0)
+        small = _few_records(plan)
         size = f"{small.examples} records and the first {small.rounds} rounds"
         notes.append(f"the attack played one game a training, on {size}")
         games = directed_games(small, sizes.directed_games, generator)
     else:
-        canaries, distance = min(sizes.canaries, plan.examples), contributions(plan)
+        canaries = min(sizes.canaries, plan.examples)
         small = shortened(plan, max(1, sizes.attack_cells // canaries))
         if small.rounds < plan.rounds:
             notes.append(f"the attack saw the first {small.rounds:,} of {plan.rounds:,} rounds")
         games = orthogonal_games(small, canaries, generator)
     if not len(games.outside) or not len(games.inside):
         return [], None, [*notes, "no attack was judged: every coin of its few games fell alike"]
-    finding, chosen = judge(small, games, distance)
+    finding, chosen = judge(small, games)
     return [finding], summarise(small, games, chosen) if sizes.bounds else None, notes
 
 
@@ -447,18 +427,20 @@ def _few_records(plan: Plan) -> Plan:
     return small.with_(augmentation=None)
 
 
-def judge(plan: Plan, games: Games, distance: tuple[float, float]) -> tuple[Finding, DecisionRule]:
-    """Test games against the trade-off function of the plan that they were played on.
-
-    Args:
-        distance: the contribution with the record, and without it.
-    """
-    noise = tuple(scales(plan))
-    chosen = decision_rule(plan.mechanism, noise, distance, games.count, plan.delta)
-    claim = tradeoff(plan.mechanism)
-    rate, share = games.rates(chosen.thresholds[0])
+def judge(plan: Plan, games: Games) -> tuple[Finding, DecisionRule]:
+    """Test games against the trade-off function of the plan that they were played on."""
+    chosen, claim = decision_rule(plan, games.count), tradeoff(plan.mechanism)
+    rates = [games.rates(threshold) for threshold in chosen.thresholds]
+    rate, share = rates[0]
     seen = f"{100 * share:.3g} % missed at {100 * rate:.3g} % false alarms"
-    least, reason = f"{100 * claim(rate):.3g} % or more", _does_better(games, chosen, claim)
+    least = f"{100 * claim(rate):.3g} % or more"
+    # The threshold whose errors lie furthest below the claim:
+    rate, share = max(rates, key=lambda pair: claim(pair[0]) - pair[1])
+    reason = (
+        f"A membership attack does better than the claim allows: with {100 * rate:.2g} % false "
+        f"alarms it misses {100 * share:.3g} %, where at least {100 * claim(rate):.3g} % are "
+        "claimed."
+    )
     p_value = refutation_p(games, chosen, claim)
     name = "errors of a membership attack"
     return Finding("attack", name, seen, least, reason, p_value), chosen
@@ -474,6 +456,7 @@ def summarise(
         fdp: lower bound on ε from one run by f-DP, if there is one.
     """
     delta, shown, noise, plain = plan.delta, None, None, None
+    alphas = np.linspace(0, 1, 101)  # of the figure
     if chosen is None:
         # The larger of the bounds from the two numbers of guesses, at half of the level each.
         found = guessed(games)
@@ -494,19 +477,8 @@ def summarise(
         noise_at_most=noise,
         confidence=1 - LEVEL,
         points=() if chosen is None else points(games),
-        curve=curve(tradeoff(plan.mechanism)),
+        curve=tuple(zip(alphas.tolist(), tradeoff(plan.mechanism)(alphas).tolist(), strict=True)),
         fdp_epsilon=fdp,
-    )
-
-
-def _does_better(games: Games, chosen: DecisionRule, claim: TradeOff) -> str:
-    """A sentence about the threshold whose errors lie furthest below the claim."""
-    rates = map(games.rates, chosen.thresholds)
-    rate, share = max(rates, key=lambda pair: claim(pair[0]) - pair[1])
-    return (
-        f"A membership attack does better than the claim allows: with {100 * rate:.2g} % false "
-        f"alarms it misses {100 * share:.3g} %, where at least {100 * claim(rate):.3g} % are "
-        "claimed."
     )
 
 
@@ -708,21 +680,15 @@ def epsilon_interval(
     return (shown, max(shown, shown_epsilon(mechanism, lower, delta))), upper
 
 
-def points(games: Games, count: int = 24, level: float = 0.05) -> tuple[AttackPoint, ...]:
+def points(games: Games, count: int = 24) -> tuple[AttackPoint, ...]:
     """The attack's errors at ``count`` thresholds, with bands that hold for all together."""
     quantiles = np.quantile(games.labelled[0], np.linspace(0.02, 0.98, count))
     found = []
     for threshold in map(float, np.unique(quantiles)):
         sides = (share_at_least, share_at_most)
-        low, high = (games.ends(side, threshold, level / count) for side in sides)
+        low, high = (games.ends(side, threshold, LEVEL / count) for side in sides)
         found.append(AttackPoint(*games.rates(threshold), *zip(low, high, strict=True)))
     return tuple(found)
-
-
-def curve(claim: TradeOff, count: int = 101) -> tuple[tuple[float, float], ...]:
-    """Pairs (α, f(α)) for the figure."""
-    alphas = np.linspace(0, 1, count)
-    return tuple((float(a), float(b)) for a, b in zip(alphas, claim(alphas), strict=True))
 
 
 def right_guesses(games: Games, guesses: int) -> tuple[int, int]:

@@ -110,7 +110,7 @@ def _audited(
     nowhere = np.full(plan.examples, count)
     blank = CanaryRecords(nowhere, np.zeros_like(nowhere), plan.clip.norm, 1)
     seen = listen(small, [records] + [blank] * (holders - 1))[:, :count] / plan.clip.norm
-    return attack.judge(small, attack.games_of(small, seen, there), attack.contributions(small))[0]
+    return attack.judge(small, attack.games_of(small, seen, there))[0]
 
 
 def received(plan: Plan, held: list[CanaryRecords]) -> attack.Array:

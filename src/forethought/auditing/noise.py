@@ -22,7 +22,7 @@ from scipy.signal import lfilter
 
 from forethought.auditing import canaries
 from forethought.auditing import exact_tests as exact
-from forethought.auditing.verdict import Finding, certain, smallest, tested
+from forethought.auditing.verdict import Finding, smallest, tested
 from forethought.values.mechanism import Correlated, Mechanism, Rounds
 from forethought.values.plan import Plan
 
@@ -47,7 +47,7 @@ def noise(plan: Plan, sizes: canaries.CheckSizes, generator: np.random.Generator
         plan: the claim. sizes: of the runs. generator: of the audit's own choices, not of the run.
     """
     if all(part.noise_multiplier == 0 for part in plan.mechanism):
-        return [certain("noise", "noise", "not looked at", "none is claimed", False, "")]
+        return [Finding("noise", "noise", "not looked at", "none is claimed", "")]
     numbers = standardised(noise_plan(plan, sizes.noise_rounds), sizes.coordinates)
     return noise_findings(numbers, plan.noise == "grid")
 
@@ -128,7 +128,7 @@ def noise_findings(numbers: Sequence[Array], grid: bool = False) -> list[Finding
     width = float(np.sqrt(np.mean(np.square(together))))
     if not np.any(together):
         reason = "Noise is missing: sums carry none on coordinates that no record touches."
-        return [certain("noise", "width", "0", "1", True, reason)]
+        return [Finding("noise", "width", "0", "1", reason, violated=True)]
     repeated, collisions = _repeated(together, grid)
     shape = [exact.kolmogorov_smirnov_p(together)]
     for k in TAILS:

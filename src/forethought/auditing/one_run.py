@@ -168,7 +168,7 @@ def _judged(
     fdp = attack.one_run_fdp_epsilon(plan.mechanism, found, total, plan.delta)
     chosen = None
     if canaries == "gradients":  # scores with a known distribution
-        finding, chosen = attack.judge(plan, games, attack.contributions(plan))
+        finding, chosen = attack.judge(plan, games)
         findings.append(finding)
     return findings, attack.summarise(plan, games, chosen, fdp=fdp)
 

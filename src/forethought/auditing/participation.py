@@ -21,7 +21,7 @@ from scipy.special import ndtr, ndtri
 
 from forethought.auditing import canaries
 from forethought.auditing import exact_tests as exact
-from forethought.auditing.verdict import Finding, certain, smallest, tested
+from forethought.auditing.verdict import Finding, smallest, tested
 from forethought.values import mechanism
 from forethought.values.plan import Plan
 
@@ -37,8 +37,7 @@ TOLERANCE = 1e-5
 SMALL, LARGE = 1, 1_000
 
 
-_found = partial(Finding, "participation")
-_certain, _tested = partial(certain, "participation"), partial(tested, "participation")
+_found, _tested = partial(Finding, "participation"), partial(tested, "participation")
 
 
 # Tests of the claimed sampling on the batches.
@@ -102,7 +101,7 @@ class SeenBatches:
         first, size = wrong[0] if wrong else (0, 0)
         differ = f"{len(wrong)} of {len(got)} rounds differ"
         reason = f"A batch holds {first:,} different records, where {name} draws {size:,}."
-        return _certain("batch sizes", differ, "none", bool(wrong), reason)
+        return _found("batch sizes", differ, "none", reason, violated=bool(wrong))
 
     def most_and_fewest(self, rate: float) -> Finding:
         """Test the largest and smallest count of a record, for independent draws at a rate."""
@@ -126,7 +125,7 @@ class SeenBatches:
             most = max(most, int(np.bincount(epoch, minlength=self.examples).max()))
         what, reason = "times a record takes part in an epoch", f"A record took part {most} times"
         reason += f" in one epoch, where {name} takes each once."
-        return _certain(what, f"at most {most}", "1", most > 1, reason)
+        return _found(what, f"at most {most}", "1", reason, violated=most > 1)
 
     def dealt_evenly(self, length: int, rate: float, rounds: int | None = None) -> Finding:
         """Test the sizes of batches, if each record is assigned to one of ``length`` rounds.
@@ -326,7 +325,9 @@ def _turns(sampling: mechanism.CyclicPoisson, seen: SeenBatches) -> list[Finding
     )
     what, p_value = "rate at which records of a part take part", smallest(p_values[:3])
     return [
-        _certain("records in rounds of other parts", f"{moved:,}", "none", moved > 0, others),
+        _found(
+            "records in rounds of other parts", f"{moved:,}", "none", others, violated=moved > 0
+        ),
         seen.dealt_evenly(parts, rate, parts),
         _found(what, f"{share:.4g}", f"{rate:.4g}", reason, p_value),
         _drawn_afresh(p_values[3]),
@@ -466,10 +467,11 @@ def contributions(seen: DryRun) -> list[Finding]:
         f"Clipping does not hold: a contribution of length {length:.4g} C entered a sum whose "
         "contributions are bounded by C."
     )
+    count = "times a record counts in a round"
     often, far = f"at most {most:g}", f"at most {length:.6g} C"
     return [
-        _certain("times a record counts in a round", often, f"{claimed}", times > limit, counted),
-        _certain("length of a contribution", far, f"{claimed} C", length > limit, long),
+        _found(count, often, f"{claimed}", counted, violated=times > limit),
+        _found("length of a contribution", far, f"{claimed} C", long, violated=length > limit),
     ]
 
 
@@ -504,7 +506,7 @@ def group_contributions(seen: DryRun, generator: np.random.Generator) -> list[Fi
         )
         what = "length of all groups' updates over the root of their number"
         beyond = longest > 1 + TOLERANCE
-        return [_certain(what, f"at most {longest:.6g} C", "1 C", beyond, reason)]
+        return [_found(what, f"at most {longest:.6g} C", "1 C", reason, violated=beyond)]
     longest, whole_groups = max(together, default=0.0), True
     mates: list[int] = []  # number of other records in the group of one random record of the batch
     others: list[int] = []  # number of other records in the batch
@@ -524,10 +526,10 @@ def group_contributions(seen: DryRun, generator: np.random.Generator) -> list[Fi
         "Group updates are not what was claimed: lengths and numbers of records do not fit "
         "groups in which every record counts once and whose mean is clipped to C."
     )
-    mean, fits = "a group's update is the clipped mean of its records", not whole_groups
+    mean = "a group's update is the clipped mean of its records"
     found = [
-        _certain("length of a group's update", farthest, "1 C", beyond, long),
-        _certain(mean, "yes" if whole_groups else "no", "yes", fits, odd),
+        _found("length of a group's update", farthest, "1 C", long, violated=beyond),
+        _found(mean, "yes" if whole_groups else "no", "yes", odd, violated=not whole_groups),
     ]
     if groups > 1 and mates:
         # A record shares its group with each other record with chance 1/groups, independently.

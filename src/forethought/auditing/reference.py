@@ -89,10 +89,9 @@ class Reference:
         if clip.count_noise is not None and sigma:
             sigma = (sigma**-2 - (2 * clip.count_noise) ** -2) ** -0.5
         if clip.rule != "quantile":
-            total = sum(other.count for other in privacy.mechanism)
-            clip_norm = clip.norm
-            if clip.final is not None and total > 1:
-                clip_norm *= math.pow(clip.final / clip.norm, index / (total - 1))
+            clip_norm, last = clip.norm, len(privacy.mechanism) - 1
+            if clip.final is not None and last:
+                clip_norm *= math.pow(clip.final / clip.norm, index / last)
         batch = part.sampling.expected_batch(privacy.examples)
         return Round(
             index,

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from forethought.auditing import reference
 from forethought.auditing.canaries import evenly, holding, scaled, with_parts
-from forethought.auditing.verdict import Finding, certain
+from forethought.auditing.verdict import Finding
 from forethought.rounds.private_sum import WITNESS, NoisedSum, PrivateRounds, PrivateSum
 from forethought.rounds.randomness import Secrets
 from forethought.training.run import train
@@ -100,13 +100,13 @@ class Replay:
             worst = found.get(one.name, one)
             found[one.name] = max(worst, one, key=lambda each: (each.violated, each.off))
         return [
-            certain(
+            Finding(
                 "replay",
                 name,
                 f"{one.off:.3g} {RELATIVE}" if 0 < one.off < math.inf else _ENDS[one.off == 0],
                 "equal" if name in _EQUAL else f"1 {RELATIVE}",
-                one.violated,
                 one.reason,
+                violated=one.violated,
             )
             for name, one in found.items()
         ]

@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_map
 
 from forethought.accounting.tradeoff import tradeoff
 from forethought.auditing import canaries
-from forethought.auditing.verdict import Finding, certain
+from forethought.auditing.verdict import Finding
 from forethought.gradients.batches import bits
 from forethought.gradients.clipped import numbers_behind
 from forethought.gradients.sums import flat
@@ -75,7 +75,7 @@ def _frozen(value: Any, depth: int = 0) -> Any:
 
 
 Array = NDArray[np.float64]
-_certain = partial(certain, "sensitivity")
+_found = partial(Finding, "sensitivity")
 
 # Tolerance for the rounding of single-precision sums: for each record of a batch, and a constant.
 ROUNDING, LEAST = 3e-7, 1e-4
@@ -134,7 +134,7 @@ def planted_sensitivity(plan: Plan) -> Finding:
     moved, claimed = planted_distance(plan), claimed_distance(plan)
     seen, beyond = f"the sum moves by {moved:.4g} C", moved > claimed * (1 + LEAST)
     reason = f"One record moves a sum by {moved:.3g} C, where {claimed:.3g} C is accounted."
-    return _certain("planted neighbours", seen, f"{claimed:.4g} C", beyond, reason)
+    return _found("planted neighbours", seen, f"{claimed:.4g} C", reason, violated=beyond)
 
 
 @dataclass(frozen=True)
@@ -224,12 +224,7 @@ def model_sensitivity(
     kinds = {
         "one": (1.0, "one record's contribution", "One record's contribution has length", loose),
         "gone": (less, f"a record less {of}", "Without one record a batch's sum moves by", mixed),
-        "replaced": (
-            2.0,
-            f"a record replaced {of}",
-            "One replaced record moves a batch's sum by",
-            mixed,
-        ),
+        "replaced": (2.0, f"a record replaced {of}", "One replaced record moves a sum by", mixed),
     }
     found = []
     for kind, (limit, name, says, cause) in kinds.items():
@@ -239,12 +234,12 @@ def model_sensitivity(
         where = f"{moved:.5g} C, at {weights} weights"
         text = f"{says} {moved:.5g} C at {weights} weights, where {limit:g} C is allowed: {cause}."
         beyond = moved > limit * (1 + slack)
-        found.append(_certain(name, where, f"{limit:g} C", beyond, text))
+        found.append(_found(name, where, f"{limit:g} C", text, violated=beyond))
     found += _bits(model, batch, plan, loss)
     names = ", ".join(dict.fromkeys(changed))
     reason = f"The model keeps something of the records that it saw: {names} changed."
     kept, seen = "buffers and attributes after private passes", names or "unchanged"
-    return [*found, _certain(kept, seen, "unchanged", bool(changed), reason)]
+    return [*found, _found(kept, seen, "unchanged", reason, violated=bool(changed))]
 
 
 def _bits(model: nn.Module, batch: _TakenRecords, plan: Plan, loss: Loss) -> list[Finding]:
@@ -274,7 +269,7 @@ def _bits(model: nn.Module, batch: _TakenRecords, plan: Plan, loss: Loss) -> lis
     )
     seen = f"{differing} numbers differ" if differing else "the same"
     what = "bits of a record among fewer others"
-    return [_certain(what, seen, "the same", bool(differing), reason)]
+    return [_found(what, seen, "the same", reason, violated=bool(differing))]
 
 
 def _cases(

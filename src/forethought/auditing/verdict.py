@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from forethought.values.serialisation import plain
+from forethought.values.serialisation import plain, replaced
 
 CheckName = Literal["replay", "participation", "noise", "sensitivity", "attack"]
 SCHEMA = "forethought/audit/1"
@@ -167,16 +166,9 @@ class Audit:
             plan: hash of the audited plan, as statements name it; None: the file names none.
         """
         named = {} if plan is None else {"plan": plan}
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
-        with os.fdopen(os.open(path, flags, 0o600), "w", encoding="utf-8") as file:
-            file.write(json.dumps({**self.to_dict(), **named}, indent=2, ensure_ascii=False) + "\n")
-
-
-def certain(
-    check: CheckName, name: str, measured: str, allowed: str, violated: bool, reason: str
-) -> Finding:
-    """A finding about a property that holds with certainty in a sound run."""
-    return Finding(check, name, measured, allowed, reason, None, violated)
+        text = json.dumps({**self.to_dict(), **named}, indent=2, ensure_ascii=False) + "\n"
+        with replaced(Path(path), 0o600) as file:
+            file.write(text.encode())
 
 
 def tested(check: CheckName, name: str, allowed: str, reason: str, p_value: float) -> Finding:
