@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import shutil
 import socket
 import sqlite3
@@ -45,9 +46,21 @@ def test_addresses_that_are_none(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
     with pytest.raises(BookError, match="cannot be made"):
         create(f"sqlite:///{tmp_path / 'none' / 'books.db'}", actor="x")
-    with pytest.raises(BookError) as error:
-        open_book("postgresql://me:secret@127.0.0.1:1/books", actor="x", patience=1)
-    assert "secret" not in str(error.value) and "\n" not in str(error.value)
+    for given in ("secret@127.0.0.1:1/books", "p@secret@127.0.0.1:1/books"):
+        with pytest.raises(BookError) as error:
+            open_book(f"postgresql://me:{given}?sslpassword=secret", actor="x", patience=1)
+        assert "secret" not in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_full_disk_is_told_where_a_book_is_made(tmp_path: Path) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
+    try:
+        with pytest.raises(BookError, match="disk"):
+            create(f"sqlite:///{tmp_path / 'books.db'}", actor="x")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_file_that_is_no_book(tmp_path: Path) -> None:

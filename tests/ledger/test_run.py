@@ -494,6 +494,24 @@ def test_of_copies_that_look_at_the_same_moment_one_goes_on(
     assert (held.status, held.mark) == ("active", 1)
 
 
+def test_a_run_that_a_copy_overtook_releases_nothing_more(tmp_path: Path) -> None:
+    ledger, book = opened(tmp_path)
+    mechanism, out, copy = planned().mechanism, tmp_path / "run", tmp_path / "copy"
+    out.mkdir()
+    one = ledger.paid(mechanism, folder=out)
+    one.ahead(1)
+    shutil.copytree(out, copy)
+    other = ledger.paid(mechanism, folder=copy, resume=True)
+    other.ahead(1)  # which may have been killed before it was released
+    other.ahead(2)
+    with pytest.raises(BookError, match="another process"):
+        one.ahead(2)
+    other.ahead(ROUNDS)
+    with other:
+        other.settle()
+    assert book.reservation(1).released == ROUNDS
+
+
 @pytest.mark.slow
 def test_of_an_epoch_all_rounds_are_paid_again(tmp_path: Path) -> None:
     ledger, book = opened(tmp_path)
@@ -518,13 +536,31 @@ def test_a_copy_without_checkpoint_does_not_release_anew_what_its_run_released(
     assert [held.status for held in book.reservations("patients")] == ["settled"]
 
 
+def test_a_copy_without_checkpoint_stops_at_its_runs_first_mark(tmp_path: Path) -> None:
+    """Between the first and the second mark the book does not know yet that round 1 was made."""
+    ledger, book = opened(tmp_path)
+    plan, out, copy = planned(rounds=3), tmp_path / "run", tmp_path / "copy"
+    out.mkdir()
+    live = ledger.paid(plan.mechanism, folder=out)
+    shutil.copytree(out, copy)
+    live.ahead(1)
+    with pytest.raises(folders.CheckpointError, match="paid for anew"):
+        train(model(), records(), plan, ledger=ledger, out=copy, resume=True)
+    live.ahead(2)
+    assert book.reservation(1).status == "active"
+
+
 def test_a_password_is_not_in_a_folder_and_may_change(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ledger, _ = opened(tmp_path)
     url, mechanism = ledger.url, planned().mechanism
     monkeypatch.setattr(Ledger, "book", lambda _: open_book(url, actor="me"))
-    for place in ("postgresql://me:{}@host/db", "postgresql://host/db?password={}&user=me"):
+    for place in (
+        "postgresql://me:{}@host/db",
+        "postgresql://me:an@{}@host/db",
+        "postgresql://host/db?password={}&user=me&sslpassword=s3cret",
+    ):
         one, two = (replace(ledger, url=place.format(word)) for word in ("s3cret", "n3w"))
         out = tmp_path / str(len(place))
         out.mkdir()

@@ -11,7 +11,7 @@ import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeAlias, get_args
+from typing import Any, get_args
 
 from forethought.accounting.adaptive import Selection
 from forethought.ledger import book
@@ -23,8 +23,6 @@ from forethought.values.signing import SignatureError, Signer, public_key_of, si
 EXPORT = "forethought/book/1"
 _SIGNED = "application/vnd.forethought.entry"
 ROLES: tuple[book.Role, ...] = get_args(book.Role)
-# Sums by data set and partition; partition "" is for charges to all records.
-Holdings: TypeAlias = Mapping[tuple[str, str], Sums]
 
 
 @dataclass(frozen=True)
@@ -187,7 +185,8 @@ class BookState:
         accounts, rules: by data set.
         reservations, costs, begun: by number; the present cost of each, and the number of rounds
             that have begun for sure.
-        sums, persons: by data set and partition, "" for all records.
+        sums: by data set, and by partition, "" for all records.
+        persons: by data set and partition together.
         registered: entry → data set, partition and digest of the persons that it added.
         tokens: name → holder, and the token's hash.
         at: date of the newest entry.
@@ -198,7 +197,7 @@ class BookState:
     reservations: dict[int, book.Reservation] = field(default_factory=dict)
     costs: dict[int, Sums] = field(default_factory=dict)
     begun: dict[int, int] = field(default_factory=dict)
-    sums: dict[tuple[str, str], Sums] = field(default_factory=dict)
+    sums: dict[str, dict[str, Sums]] = field(default_factory=dict)
     persons: dict[tuple[str, str], int] = field(default_factory=dict)
     registered: dict[int, tuple[str, str, str]] = field(default_factory=dict)
     tokens: dict[str, tuple[TokenHolder, str]] = field(default_factory=dict)
@@ -217,10 +216,10 @@ class BookState:
                 same = (rule.budget, rule.adjacency) == (account.budget, account.adjacency)
                 _require(same, "its charges add up to another budget than the account's")
                 self.accounts[account.data], self.rules[account.data] = account, rule
-                self.sums[account.data, ""] = rule.nothing
+                self.sums[account.data] = {"": rule.nothing}
             case "partition" | "records":
                 at = values["data"], values["partition"] or ""
-                self.sums.setdefault(at, self.rules[at[0]].nothing)
+                self.sums[at[0]].setdefault(at[1], self.rules[at[0]].nothing)
                 self.persons[at] = self.persons.get(at, 0) + values["new"]
                 if values["new"]:
                     self.registered[entry.number] = *at, values["persons"]
@@ -262,7 +261,7 @@ class BookState:
         self.reservations[made.number], self.costs[made.number] = made, costs
         self._add(made, costs)
         _require(
-            rule.fits(sum_of(rule, made.data, self.sums, made.charge.partition)),
+            rule.fits(sum_of(rule, self.sums[made.data], made.charge.partition)),
             f"reservation {made.number} does not fit into the budget",
         )
 
@@ -287,8 +286,8 @@ class BookState:
         self.reservations[number] = after
 
     def _add(self, held: book.Reservation, change: Sums) -> None:
-        at = held.data, held.charge.partition or ""
-        self.sums[at] = tuple(map(sum, zip(self.sums[at], change, strict=True)))
+        sums, part = self.sums[held.data], held.charge.partition or ""
+        sums[part] = tuple(map(sum, zip(sums[part], change, strict=True)))
 
 
 def _require(good: bool, otherwise: str) -> None:
@@ -303,15 +302,16 @@ def covers(charged: Sums, costs: Sums) -> bool:
     )
 
 
-def sum_of(rule: TotalRule, data: str, sums: Holdings, partition: str | None = None) -> Sums:
+def sum_of(rule: TotalRule, sums: Mapping[str, Sums], partition: str | None = None) -> Sums:
     """The sums of the record with the largest charges in an account.
 
     Args:
-        partition: count only records in this part; None: all records.
+        sums: by partition, "" for charges to all records.
+        partition: count only records in this part; None or "": all records.
     """
-    own = {part: held for (owner, part), held in sums.items() if owner == data}
+    own = dict(sums)
     whole = own.pop("")
-    if partition is not None:
+    if partition:
         scheme = partition.split("=", 1)[0]
         own = {p: s for p, s in own.items() if p == partition or p.split("=", 1)[0] != scheme}
     return rule.total(whole, own)

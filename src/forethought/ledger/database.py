@@ -33,6 +33,8 @@ def address(url: str) -> sa.URL:
     file = found.drivername == "sqlite" and found.database not in (None, "", ":memory:")
     if file and "?" not in url and not found.host:
         return found
+    if "@" in (found.host or ""):  # which would be shown, with the rest of the password
+        raise BookError(f"{_hidden(url)}: an @ in a password is written %40")
     if found.drivername in ("postgresql", "postgres"):
         return found.set(drivername="postgresql+psycopg")
     raise BookError(f"a book cannot be kept at {_hidden(url)}: {_FORMS}")
@@ -50,7 +52,7 @@ def shown(url: sa.URL) -> str:
     """An address to show to people, without its password."""
     if url.drivername == "sqlite":
         return str(url.database)
-    bare = url.set(drivername="postgresql").difference_update_query(["password"])
+    bare = url.set(drivername="postgresql").difference_update_query(["password", "sslpassword"])
     return bare.render_as_string(hide_password=True)
 
 
@@ -234,9 +236,9 @@ _AGAIN, _BUSY = ("40001", "40P01"), ("BUSY", "LOCKED", "55P03")
 _LOST = ("08", "57P", "53300", "25P03", "25P04")
 
 
-def failure(error: DBAPIError) -> Failure:
+def failure(error: DBAPIError | sqlite3.Error) -> Failure:
     """A database's error as one line, and whether a retry can help."""
-    cause: Any = error.orig
+    cause: Any = getattr(error, "orig", error)
     first = (str(cause).strip().splitlines() or [type(cause).__name__])[0]
     local = isinstance(cause, sqlite3.Error)
     name = getattr(cause, "sqlite_errorname" if local else "sqlstate", None) or ""
@@ -245,7 +247,8 @@ def failure(error: DBAPIError) -> Failure:
         return Failure("again", first)
     if name.startswith(_BUSY):
         return Failure("busy", "others have been writing to it all the time: try again")
-    if not local and (error.connection_invalidated or not name or name.startswith(_LOST)):
+    invalidated = getattr(error, "connection_invalidated", False)
+    if not local and (invalidated or not name or name.startswith(_LOST)):
         return Failure("lost", first)
     words = next((words for key, words in _WORDS.items() if name.startswith(key)), None)
     return Failure("stop", f"{words} ({first})" if words else first)

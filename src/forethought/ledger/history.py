@@ -25,20 +25,17 @@ class History:
 
     Args:
         rule: the account's rule.
-        data: the account's name.
         sums: partition → charges; "" for charges to all records.
         points: the total after each entry that changed it.
     """
 
     rule: TotalRule
-    data: str
     sums: dict[str, Sums]
     points: tuple[Point, ...]
 
     def more(self, charge: Charge) -> int:
         """The number of charges like this one that still fit."""
-        held = {(self.data, part): sums for part, sums in self.sums.items()}
-        return self.rule.more(sum_of(self.rule, self.data, held, charge.partition), charge)
+        return self.rule.more(sum_of(self.rule, self.sums, charge.partition), charge)
 
 
 def history(entries: Iterable[Entry], data: str, head: str | None = None) -> History:
@@ -69,8 +66,8 @@ def history(entries: Iterable[Entry], data: str, head: str | None = None) -> His
             held = sums.get(part, rule.nothing)
             sums[part] = tuple(a + b - c for a, b, c in zip(held, now, before, strict=True))
             charged[number] = (part, now)
-            total = sum_of(rule, data, {(data, name): held for name, held in sums.items()})
-            points.append(Point(entry.number, values["at"], rule.total_epsilon(total)))
+            total = rule.total_epsilon(sum_of(rule, sums))
+            points.append(Point(entry.number, values["at"], total))
         if entry.hash == head:
             seen = True
             break
@@ -78,4 +75,4 @@ def history(entries: Iterable[Entry], data: str, head: str | None = None) -> His
         raise BookError(f"the book has no account of {data!r}")
     if not seen:
         raise BookError(f"no entry has the hash {head}: the book was set back, or is another one")
-    return History(rule, data, sums, tuple(points))
+    return History(rule, sums, tuple(points))

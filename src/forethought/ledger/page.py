@@ -342,7 +342,7 @@ def shown(book: Book, data: str) -> tuple[str, dict[str, Any]]:
     lines.append(f"  head: {total.head}")
     values = {
         "account": asdict(account),
-        "total": {**asdict(total), "by_part": dict(total.by_part)},
+        "total": asdict(total),
         "more_like_the_last": more,
         "reservations": [
             {

@@ -24,7 +24,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict, Unpack
 
 from forethought.accounting.adaptive import Selection
 from forethought.accounting.interval import at_least, at_most
@@ -113,6 +113,21 @@ def user() -> str:
         return f"user {os.getuid()}"
 
 
+class Asked(TypedDict, total=False):
+    """Keywords of a run that asks for its payment; see :meth:`Ledger.paid`."""
+
+    group: int
+    unit: Unit
+    selection: Selection | None
+    folder: Path | None
+    resume: bool
+
+
+def _charge(mechanism: Mechanism, asked: Asked, partition: str | None = None) -> Charge:
+    found, unit = asked.get("selection"), asked.get("unit", "record")
+    return Charge(mechanism, asked.get("group", 1), partition, found, unit)
+
+
 @dataclass(frozen=True)
 class Ledger:
     """The book and account that a run is paid from.
@@ -149,8 +164,8 @@ class Ledger:
 
     def without_password(self) -> Ledger:
         """The same ledger without its database's password, for whoever gets a model."""
-        bare = re.sub(r"(://[^:/@]*):[^@]*@", r"\1@", self.url)
-        return replace(self, url=re.sub(r"(?<=[?&])password=[^&]*&?", "", bare))
+        bare = re.sub(r"(://[^:/@]*):[^?]*@", r"\1@", self.url)
+        return replace(self, url=re.sub(r"(?<=[?&])(ssl)?password=[^&]*&?", "", bare))
 
     def __post_init__(self) -> None:
         require_parts(self, {"url": str, "data": str, "purpose": str})
@@ -280,7 +295,7 @@ class Ledger:
                 held = book.begin(found["number"], found["run"])
             # A settled reservation of another run, in a book that was set back, is not this run's.
             own = replace(held, run=found["run"])
-            return PaidRun(self, book, own, path, found["call"], others)
+            return PaidRun(self.data, book, own, path, found["call"], others)
         except OverBudgetError as error:
             fits, left = partial(self._fit, book), error.epsilon_left
             words = advice(fits, left) if advice else _fewer_rounds(charge, fits)
@@ -425,7 +440,7 @@ class PaidRun:
 
     def __init__(
         self,
-        ledger: Ledger,
+        data: str,
         book: Book,
         held: Reservation,
         path: Path | None,
@@ -434,8 +449,7 @@ class PaidRun:
     ) -> None:
         # Reservations in accounts that share persons with its own; all get the same changes.
         self._others = others
-        self._ledger, self.book, self._path, self._call = ledger, book, path, call
-        self.data = ledger.data
+        self.data, self.book, self._path, self._call = data, book, path, call
         self.number, self.charge, self.mechanism = held.number, held.charge, held.charge.mechanism
         self._run = held.run
         # Rounds that may have been released before this process; they can be released again.
@@ -473,15 +487,13 @@ class PaidRun:
         self._taken = end
         return SeriesPart(self, mechanism, before)
 
-    def paid(
-        self, mechanism: Mechanism, *, folder: Path | None = None, resume: bool = False, **of: Any
-    ) -> Self:
+    def paid(self, mechanism: Mechanism, **asked: Unpack[Asked]) -> Self:
         """This object, for a run whose rounds are its last ones. Raises BookError: another run."""
         ahead = len(self.mechanism) - len(mechanism)
         own = self.mechanism.after(ahead) if ahead > 0 else self.mechanism
-        asked = Charge(mechanism, partition=self.charge.partition, **of)
-        of_it = replace(self.charge, mechanism=own) if asked.selection is None else self.charge
-        if ahead < 0 or of_it != asked:
+        charge = _charge(mechanism, asked, self.charge.partition)
+        of_it = replace(self.charge, mechanism=own) if charge.selection is None else self.charge
+        if ahead < 0 or of_it != charge:
             raise BookError(f"reservation {self.number} is for another plan than this one")
         self._require_open()
         self._require_unused(self._used or self._taken)
@@ -554,10 +566,11 @@ class PaidRun:
             elif passed > 2 * PACE:
                 self._stride = max(1, self._stride // 2)
             mark = min(rounds - 1 + self._stride, self.charge.rounds)
-            for number in (*self._others, self.number):
-                # A process's first mark is refused if a copy has marked rounds since it began.
-                seen = self.marked if number == self.number and self._at < 0 else None
-                self.book.mark(number, mark, run=self._run, begun=self._noted, seen=seen)
+            run, begun = self._run, self._noted
+            for number in self._others:
+                self.book.mark(number, mark, run=run, begun=begun)
+            # Refused if a copy of the run has marked rounds since this process's last mark.
+            self.book.mark(self.number, mark, run=run, begun=begun, seen=self.marked)
             self.marked, self._at = mark, now
         self._noted = max(self._noted, rounds)
 
@@ -634,19 +647,19 @@ class PaidRun:
             total: the account's total after the run.
             more: ``released`` of the reservation, or ``part`` of a series.
         """
-        account = self.book.account(self._ledger.data)
+        account = self.book.account(self.data)
         values = {
             "schema": EVIDENCE_SCHEMA,
             "data": account.data,
             "budget": asdict(account.budget),
             "adjacency": account.adjacency,
             "unit": account.unit,
-            "partition": self._ledger.partition,
+            "partition": self.charge.partition,
             "reservation": self.number,
             "again": self._again,
             **more,
             **({"also": list(self._others)} if self._others else {}),
-            "total": {**asdict(total), "by_part": dict(total.by_part)},
+            "total": asdict(total),
         }
         return joined_evidence([json.dumps(values)])
 
@@ -690,13 +703,11 @@ class SeriesPart:
     known = begun  # no other process goes on with a series
 
     @contextlib.contextmanager
-    def paid(
-        self, mechanism: Mechanism, *, folder: Path | None = None, resume: bool = False, **of: Any
-    ) -> Iterator[Self]:
+    def paid(self, mechanism: Mechanism, **asked: Unpack[Asked]) -> Iterator[Self]:
         """This part, for the run of its plan. Raises BookError: another plan, or a resumed run."""
-        whole, asked = self._series.charge, Charge(mechanism, **of)
-        fits = asked.group <= whole.group and asked.unit == whole.unit and not resume
-        if mechanism != self.mechanism or asked.selection is not None or not fits:
+        whole, own = self._series.charge, _charge(mechanism, asked)
+        fits = own.group <= whole.group and own.unit == whole.unit and own.selection is None
+        if mechanism != self.mechanism or asked.get("resume") or not fits:
             raise BookError("this part of a series is for another plan, or its series is over")
         self._series._require_unused(self._used)
         self._used = True

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial, wraps
 from inspect import signature
 from typing import Any, ParamSpec, TypeVar
-from urllib.parse import quote, urlsplit
+from urllib.parse import urlsplit
 
 from forethought.ledger import book
 from forethought.ledger.chain import pieces
@@ -151,12 +151,8 @@ class RemoteBook(book.Book):
         connection.timeout = LONG if method in WHOLE else ANSWER
         if connection.sock is not None:
             connection.sock.settimeout(connection.timeout)
-        connection.request(
-            "POST",
-            f"/v1/{quote(method)}",
-            body,
-            {"Authorization": f"Bearer {self._token}", "Content-Type": "application/json"},
-        )
+        headers = {"Authorization": f"Bearer {self._token}", "Content-Type": "application/json"}
+        connection.request("POST", f"/v1/{method}", body, headers)
         response = connection.getresponse()
         held = response.read()
         try:

@@ -11,10 +11,11 @@ import hashlib
 import logging
 import random
 import secrets
+import sqlite3
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, date, datetime, timedelta
 from functools import cache, lru_cache
@@ -26,8 +27,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 
 from forethought.ledger import book, chain
-from forethought.ledger.chain import Holdings, sum_of
-from forethought.ledger.chain import TokenHolder as TokenHolder
+from forethought.ledger.chain import TokenHolder, sum_of
 from forethought.ledger.database import (
     ACCOUNTS,
     ENTRIES,
@@ -37,7 +37,6 @@ from forethought.ledger.database import (
     SUMS,
     TABLES,
     TOKENS,
-    Failure,
     address,
     connected,
     durable,
@@ -102,17 +101,15 @@ def create(url: str, *, actor: str, key: Path | None = None) -> Store:
     try:
         with kept.told():
             if file:
-                with kept.engine.connect() as connection:
-                    connection.connection.driver_connection.execute(  # type: ignore[union-attr]
-                        "PRAGMA journal_mode = WAL"
-                    )
+                with closing(kept.engine.raw_connection()) as made:
+                    made.cursor().execute("PRAGMA journal_mode = WAL")
             with kept.engine.begin() as connection:
                 durable(connection)
                 names = set(sa.inspect(connection).get_table_names())
                 if taken := sorted(names & set(TABLES.tables)):
                     raise book.BookError(
-                        f"{kept.url} has tables of these names already: {', '.join(taken)}; a book "
-                        "has a database, or a schema, of its own"
+                        f"{kept.url} has {', '.join(taken)} already: a book has a database, or a "
+                        "schema, of its own"
                     )
                 upgrade(connection)
                 connection.execute(sa.insert(HEAD).values(id=1, number=0, hash="", at=""))
@@ -232,7 +229,7 @@ class _Connections:
         """Turn a database's errors into :class:`BookError`."""
         try:
             yield
-        except DBAPIError as error:
+        except (DBAPIError, sqlite3.Error) as error:
             raise book.BookError(f"{self.url}: {failure(error).words}") from None
 
 
@@ -311,9 +308,7 @@ class Store(book.Book):
             if 0 <= entry <= LARGEST:
                 taken = turn.connection.execute(sa.delete(PERSONS).where(*own)).rowcount
             if not taken:
-                raise book.BookError(
-                    f"entry {entry} registered no records of {data!r} that are there"
-                )
+                raise book.BookError(f"entry {entry} registered no records of {data!r} (any more)")
             _put(turn, data, "", persons=SUMS.c.persons - taken)
             return {"data": data, "entry": entry, "taken": taken, "reason": words}
 
@@ -442,14 +437,14 @@ class Store(book.Book):
         account, rule, costs = self._priced(data, charge)
         purpose = _words("a purpose", purpose)
         own = {"data": data, "purpose": purpose, "charge": chain.charge_values(charge)}
-        at = data, charge.partition or ""
+        part = charge.partition or ""
 
         def work(turn: _Turn) -> Mapping[str, Any]:
             # Not the entry's date: a wrong clock elsewhere may have moved it, for all later ones.
             account.require_going(_text(now()))
             sums = _sums(turn.connection, data)
             after = _with(data, sums, charge, costs)
-            if not rule.fits(sum_of(rule, data, after, charge.partition)):
+            if not rule.fits(sum_of(rule, after, part)):
                 raise _FullError(sums)
             newest = sa.select(sa.func.max(RESERVATIONS.c.number))
             number = 1 + (turn.connection.execute(newest).scalar() or 0)
@@ -457,13 +452,13 @@ class Store(book.Book):
             life = {"actor": self.actor, "status": "reserved", "mark": 0, "at": turn.at}
             row = {**own, **texts, **life, "number": number}
             turn.connection.execute(sa.insert(RESERVATIONS).values(**row))
-            _put(turn, *at, sums=canonical(after[at]))
+            _put(turn, data, part, sums=canonical(after[part]))
             return {**own, "reservation": number, "costs": [*costs]}
 
         try:
             found = self._write("reserve", work, call)
         except _FullError as full:
-            left = rule.left(sum_of(rule, data, full.args[0], charge.partition))
+            left = rule.left(sum_of(rule, full.args[0], part))
             budget = account.budget
             over = book.OverBudgetError(
                 f"this does not fit into the budget of {data!r} (ε {budget.epsilon:g} at δ "
@@ -486,7 +481,7 @@ class Store(book.Book):
         account, rule, costs = self._priced(data, charge)
         account.require_going(_text(now()))
         after = _with(data, self._read(lambda on: _sums(on, data)), charge, costs)
-        return rule.fits(sum_of(rule, data, after, charge.partition))
+        return rule.fits(sum_of(rule, after, charge.partition))
 
     def begin(self, number: int, run: str) -> book.Reservation:
         _name("the run", run)
@@ -547,7 +542,7 @@ class Store(book.Book):
         # A reservation's charge never changes, so its costs are computed before the transaction.
         first = self.reservation(number)
         data, charge = first.data, first.charge
-        at = data, charge.partition or ""
+        part = charge.partition or ""
         rule, costs = self._known(data)[1], Sums()
         if kind in ("settle", "end"):
             costs = rule.costs(charge, chain.rounds_of(first, values["rounds"]))
@@ -559,12 +554,12 @@ class Store(book.Book):
                     f"reservation {number} is {row.actor}'s: an owner may change it"
                 )
             held, before = _reservation(row), parse(row.costs)
+            new = changed(turn, held)
             if seen is not None and held.status == "active" and held.mark > seen:
                 raise book.BookError(
                     f"another process has marked rounds of reservation {number} since this one "
                     "began: one copy of a run goes on. Nothing is released here"
                 )
-            new = changed(turn, held)
             if new == held:
                 return None
             life = {name: getattr(new, name) for name in ("status", "run", "mark", "released")}
@@ -573,7 +568,7 @@ class Store(book.Book):
                 own["costs"], life["costs"] = [*costs], canonical(costs)
                 more = tuple(a - b for a, b in zip(costs, before, strict=True))
                 sums = _with(data, _sums(turn.connection, data), charge, more)
-                _put(turn, *at, sums=canonical(sums[at]))
+                _put(turn, data, part, sums=canonical(sums[part]))
             here = RESERVATIONS.c.number == number
             turn.connection.execute(sa.update(RESERVATIONS).where(here).values(**life))
             return own
@@ -594,7 +589,11 @@ class Store(book.Book):
         sums, head = self._read(
             lambda on: (_sums(on, data), on.execute(sa.select(HEAD.c.hash)).scalar_one())
         )
-        return total_of(account, rule, sums, head)
+        epsilon, most = cache(rule.total_epsilon), sum_of(rule, sums)
+        by_part = {
+            part: epsilon(sum_of(rule, sums, part) if part else held) for part, held in sums.items()
+        }
+        return book.Total(epsilon(most), account.budget.delta, rule.left(most), by_part, head)
 
     # The chain.
 
@@ -718,22 +717,20 @@ class Store(book.Book):
                         return earlier
                     lost = False
             if trouble.kind == "stop" or time.monotonic() > until:
-                raise self._given_up(kind, name.replace("\n", ":"), trouble, lost)
+                where, said = f"{kept.url}: {trouble.words}", name.replace("\n", ":")
+                raise book.BookError(
+                    f"{where}. It is not known whether this is in the book ({kind}, call {said}): "
+                    "count it as charged, and look with forethought ledger show when the book can "
+                    "be reached"
+                    if lost
+                    else f"{where}; nothing was written"
+                )
             time.sleep(random.uniform(0.01, 0.2))
 
     def _earlier(self, connection: sa.Connection, name: str) -> Mapping[str, Any] | None:
         """The values of the entry that a call with this name wrote."""
         row = one(connection, ENTRIES, ENTRIES.c.call == name)
         return None if row is None else _entry(row).values
-
-    def _given_up(self, kind: str, name: str, trouble: Failure, lost: bool) -> book.BookError:
-        where = f"{self._kept.url}: {trouble.words}"
-        if not lost:
-            return book.BookError(f"{where}; nothing was written")
-        return book.BookError(
-            f"{where}. It is not known whether this is in the book ({kind}, call {name}): count it "
-            "as charged, and look with forethought ledger show when the book can be reached"
-        )
 
 
 # The texts are the key: another book in the place of this one has other rules under its names.
@@ -745,18 +742,6 @@ def _opened(account: str, rule: str) -> tuple[book.Account, TotalRule]:
 
 class _FullError(Exception):
     """The charge does not fit; its argument is the present sums of the data set."""
-
-
-def total_of(account: book.Account, rule: TotalRule, sums: Holdings, head: str) -> book.Total:
-    """The total of an account from its sums; see :class:`~forethought.ledger.book.Total`."""
-    epsilon = cache(rule.total_epsilon)
-    by_part = {
-        part: epsilon(sum_of(rule, data, sums, part) if part else held)
-        for (data, part), held in sums.items()
-        if data == account.data
-    }
-    most = sum_of(rule, account.data, sums)
-    return book.Total(epsilon(most), account.budget.delta, rule.left(most), by_part, head)
 
 
 def _name(what: str, name: str) -> str:
@@ -828,17 +813,9 @@ def _token_hash(token: str) -> str:
 
 
 def _append(connection: sa.Connection, entry: book.Entry, call: str) -> None:
-    connection.execute(
-        sa.insert(ENTRIES).values(
-            number=entry.number,
-            kind=entry.kind,
-            content=canonical(entry.values),
-            previous=entry.previous,
-            hash=entry.hash,
-            signature=entry.signature,
-            call=call,
-        )
-    )
+    row = {**vars(entry), "content": canonical(entry.values), "call": call}
+    del row["values"]
+    connection.execute(sa.insert(ENTRIES).values(**row))
     newest = {"number": entry.number, "hash": entry.hash, "at": entry.values["at"]}
     connection.execute(sa.update(HEAD).values(**newest))
 
@@ -891,21 +868,20 @@ def _put(turn: _Turn, data: str, part: str, **values: Any) -> None:
     turn.connection.execute(sa.update(SUMS).where(*_at(data, part)).values(**values))
 
 
-def _sums(connection: sa.Connection, data: str) -> dict[tuple[str, str], Sums]:
-    rows = connection.execute(sa.select(SUMS).where(SUMS.c.data == data)).all()
-    return {(data, row.part): tuple(parse(row.sums)) for row in rows}
+def _sums(connection: sa.Connection, data: str) -> dict[str, Sums]:
+    """The sums of a data set by partition, "" for charges to all records."""
+    rows = connection.execute(sa.select(SUMS).where(SUMS.c.data == data))
+    return {row.part: tuple(parse(row.sums)) for row in rows}
 
 
-def _with(
-    data: str, sums: Holdings, charge: book.Charge, costs: Sums
-) -> dict[tuple[str, str], Sums]:
+def _with(data: str, sums: dict[str, Sums], charge: book.Charge, costs: Sums) -> dict[str, Sums]:
     """The sums of a data set after a charge. Raises BookError: an unknown partition."""
-    at = data, charge.partition or ""
-    if at not in sums:
-        known = [part for _, part in sums if part]
-        hint = suggestion(at[1], known) if known else "none is registered yet"
-        raise book.BookError(f"{data!r} has no partition {charge.partition!r}: {hint}")
-    return {**sums, at: tuple(map(sum, zip(sums[at], costs, strict=True)))}
+    part = charge.partition or ""
+    if part not in sums:
+        known = [name for name in sums if name]
+        hint = suggestion(part, known) if known else "none is registered yet"
+        raise book.BookError(f"{data!r} has no partition {part!r}: {hint}")
+    return {**sums, part: tuple(map(sum, zip(sums[part], costs, strict=True)))}
 
 
 def _differing(
@@ -913,8 +889,8 @@ def _differing(
 ) -> Iterator[str]:
     """Sentences on rows of the tables that differ from the state that the entries give."""
     held = {
-        number: (
-            made.data,
+        (
+            *(number, made.data),
             canonical(chain.charge_values(made.charge)),
             canonical(state.costs[number]),
             *(made.status, made.by, made.purpose, made.run, made.mark, made.released, made.at),
@@ -922,26 +898,22 @@ def _differing(
         for number, made in state.reservations.items()
     }
     accounts = {
-        data: (canonical(asdict(one)), canonical(state.rules[data].to_dict()))
+        (data, canonical(asdict(one)), canonical(state.rules[data].to_dict()))
         for data, one in state.accounts.items()
     }
-    sums = {at: (canonical(one), state.persons.get(at, 0)) for at, one in state.sums.items()}
-    tokens = {n: (one.role, hashed, one.revoked) for n, (one, hashed) in state.tokens.items()}
-    head = {1: (newest.number, newest.hash, newest.values["at"])}
-    for table, keys, expected in (
-        (ACCOUNTS, 1, accounts),
-        (RESERVATIONS, 1, held),
-        (SUMS, 2, sums),
-        (TOKENS, 1, tokens),
-        (HEAD, 1, head),
-    ):
-        found = {
-            (row[0] if keys == 1 else tuple(row[:keys])): tuple(row[keys:])
-            for row in connection.execute(sa.select(table))
-        }
-        for at in sorted({*found, *expected}, key=str):
-            if found.get(at) != expected.get(at):
-                yield f"{table.name} {at!r} holds something else than its entries say"
+    sums = {
+        (data, part, canonical(one), state.persons.get((data, part), 0))
+        for data, own in state.sums.items()
+        for part, one in own.items()
+    }
+    tokens = {(n, one.role, hashed, one.revoked) for n, (one, hashed) in state.tokens.items()}
+    head = {(1, newest.number, newest.hash, newest.values["at"])}
+    every: list[Set[Any]] = [accounts, held, sums, tokens, head]
+    for table, expected in zip((ACCOUNTS, RESERVATIONS, SUMS, TOKENS, HEAD), every, strict=True):
+        found = {tuple(row) for row in connection.execute(sa.select(table))}
+        for at in sorted({row[: len(table.primary_key)] for row in found ^ expected}, key=str):
+            name = at if len(at) > 1 else at[0]
+            yield f"{table.name} {name!r} holds something else than its entries say"
     yield from _other_persons(connection, state)
 
 

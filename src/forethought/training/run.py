@@ -713,7 +713,8 @@ def _begun(task: Task) -> tuple[folders.RunSecrets, Checkpoint | None, dict[str,
         if begun is not None:
             saved, keys = begun
             return keys, saved, {name: saved.values[name] for name in settings}
-        if task.paid is not None and task.paid.known > _before(task):
+        # From its first mark on, the run that a reservation is of has a checkpoint.
+        if task.paid is not None and task.paid.begun > _before(task):
             raise CheckpointError(
                 f"the run in {task.folder.path} has no checkpoint, and by its ledger a copy of it "
                 "released rounds: begin a new run in another folder, which is paid for anew"
