@@ -540,7 +540,7 @@ def test_a_copy_without_checkpoint_stops_at_its_runs_first_mark(tmp_path: Path) 
     """Between the first and the second mark the book does not know yet that round 1 was made."""
     ledger, book = opened(tmp_path)
     plan, out, copy = planned(rounds=3), tmp_path / "run", tmp_path / "copy"
-    out.mkdir()
+    (out / "checkpoint").mkdir(parents=True)  # and nothing in it yet
     live = ledger.paid(plan.mechanism, folder=out)
     shutil.copytree(out, copy)
     live.ahead(1)
