@@ -22,7 +22,14 @@ import torch
 import forethought as ft
 from forethought.auditing import attack as attacking
 from forethought.auditing.attack import Games, log_likelihood_ratio
-from forethought.auditing.canaries import LARGE, CanaryRecords, divisors, kept, watching
+from forethought.auditing.canaries import (
+    _WATCHING,
+    LARGE,
+    CanaryRecords,
+    divisors,
+    holding,
+    kept,
+)
 from forethought.auditing.noise import scales
 from forethought.auditing.verdict import AttackSummary
 from forethought.values.plan import Plan
@@ -81,12 +88,10 @@ def played(plan: Plan, trainings: int) -> AttackSummary:
     """Attack a plan through one training, or through many of one game each."""
     generator = np.random.default_rng()
     if attacking.directed(plan):
-        distance = (2.0, 0.0)
         games = attacking.directed_games(plan, trainings, generator)
     else:
-        distance = attacking.contributions(plan)
         games = attacking.orthogonal_games(plan, plan.examples, generator)
-    _, chosen = attacking.judge(plan, games, distance)
+    _, chosen = attacking.judge(plan, games)
     return attacking.summarise(plan, games, chosen)
 
 
@@ -133,12 +138,10 @@ def records_together(group: int) -> Row:
 
     games = Games(score(seen)[~there], score(seen)[there])
     chosen = _rule_by_score(plan, score, group)
-    return Row(
-        f"poisson, {group} records of a person",
-        "example",
-        "add-or-remove",
-        attacking.summarise(plan, games, chosen, group),
-    )
+    found = attacking.summarise(plan, games, chosen)
+    claimed = ft.epsilon(plan.mechanism, DELTA, group=group).upper
+    name = f"poisson, {group} records of a person"
+    return Row(name, "example", "add-or-remove", replace(found, claimed_epsilon=claimed))
 
 
 def _binomial(group: int, rate: float) -> list[float]:
@@ -230,11 +233,11 @@ def _through(plan: Plan, run: Callable[[Plan, CanaryRecords], None]) -> AttackSu
             seen.append(table.detach().cpu().numpy().reshape(-1) * next(scale))
 
     scale = divisors(recorded)
-    with watching(watch):
+    with holding(_WATCHING, watch):
         run(recorded, records)
     score = log_likelihood_ratio(plan.mechanism, scales(plan), np.stack(seen), 1.0, 0.0)
     games = Games(score[~there], score[there])
-    _, chosen = attacking.judge(plan, games, (1.0, 0.0))
+    _, chosen = attacking.judge(plan, games)
     return attacking.summarise(plan, games, chosen)
 
 
