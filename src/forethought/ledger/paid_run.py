@@ -113,7 +113,7 @@ def user() -> str:
         return f"user {os.getuid()}"
 
 
-class Asked(TypedDict, total=False):
+class RunTerms(TypedDict, total=False):
     """Keywords of a run that asks for its payment; see :meth:`Ledger.paid`."""
 
     group: int
@@ -123,7 +123,7 @@ class Asked(TypedDict, total=False):
     resume: bool
 
 
-def _charge(mechanism: Mechanism, asked: Asked, partition: str | None = None) -> Charge:
+def _charge(mechanism: Mechanism, asked: RunTerms, partition: str | None = None) -> Charge:
     found, unit = asked.get("selection"), asked.get("unit", "record")
     return Charge(mechanism, asked.get("group", 1), partition, found, unit)
 
@@ -487,7 +487,7 @@ class PaidRun:
         self._taken = end
         return SeriesPart(self, mechanism, before)
 
-    def paid(self, mechanism: Mechanism, **asked: Unpack[Asked]) -> Self:
+    def paid(self, mechanism: Mechanism, **asked: Unpack[RunTerms]) -> Self:
         """This object, for a run whose rounds are its last ones. Raises BookError: another run."""
         ahead = len(self.mechanism) - len(mechanism)
         own = self.mechanism.after(ahead) if ahead > 0 else self.mechanism
@@ -703,7 +703,7 @@ class SeriesPart:
     known = begun  # no other process goes on with a series
 
     @contextlib.contextmanager
-    def paid(self, mechanism: Mechanism, **asked: Unpack[Asked]) -> Iterator[Self]:
+    def paid(self, mechanism: Mechanism, **asked: Unpack[RunTerms]) -> Iterator[Self]:
         """This part, for the run of its plan. Raises BookError: another plan, or a resumed run."""
         whole, own = self._series.charge, _charge(mechanism, asked)
         fits = own.group <= whole.group and own.unit == whole.unit and own.selection is None

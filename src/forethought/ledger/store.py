@@ -717,9 +717,9 @@ class Store(book.Book):
                         return earlier
                     lost = False
             if trouble.kind == "stop" or time.monotonic() > until:
-                where, said = f"{kept.url}: {trouble.words}", name.replace("\n", ":")
+                where, by = f"{kept.url}: {trouble.words}", name.replace("\n", ":")
                 raise book.BookError(
-                    f"{where}. It is not known whether this is in the book ({kind}, call {said}): "
+                    f"{where}. It is not known whether this is in the book ({kind}, call {by}): "
                     "count it as charged, and look with forethought ledger show when the book can "
                     "be reached"
                     if lost
