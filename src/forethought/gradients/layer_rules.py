@@ -266,26 +266,19 @@ def _images(value: Tensor, dims: int) -> tuple[Tensor, int]:
     return value.flatten(0, 1), value.shape[1]
 
 
-def _channel_bias(use: Use) -> Dense:
-    channels = use.parameters["bias"].shape[0]
-    gradient = wide(use.gradient)
-    before = gradient.shape[1] if gradient.dim() == use.parameters["weight"].dim() + 1 else 1
-    shape = (gradient.shape[0], before, channels, -1)
-    return Dense(gradient.reshape(shape).sum((1, 3)))
-
-
 def _convolution(use: Use, transposed: bool = False) -> Terms:
-    if "bias" in use.trained:
-        yield "bias", _channel_bias(use)
-    if "weight" not in use.trained:
-        return
     weight, given = use.parameters["weight"], use.arguments
     dims = weight.dim() - 2
-    stride = _each(given.get("stride"), dims, 1)
-    dilation = _each(given.get("dilation"), dims, 1)
     (image, several), (gradient, _) = (
         _images(value, dims) for value in (use.saved["input"], use.gradient)
     )
+    if "bias" in use.trained:
+        shape = (-1, several, *use.parameters["bias"].shape, math.prod(gradient.shape[2:]))
+        yield "bias", Dense(wide(gradient).reshape(shape).sum((1, 3)))
+    if "weight" not in use.trained:
+        return
+    stride = _each(given.get("stride"), dims, 1)
+    dilation = _each(given.get("dilation"), dims, 1)
     padding = given.get("padding", 0)
     if padding == "same":
         sides: list[int] = []
@@ -313,14 +306,17 @@ for _name in ("conv_transpose1d", "conv_transpose2d", "conv_transpose3d"):
 # Scales and shifts of layer, group, instance, RMS and (frozen) batch normalisation.
 
 
-def _affine(
-    normalised: Callable[[Use], Tensor], total: Callable[[Use, Tensor], Tensor]
-) -> Gradients:
+def _affine(normalise: Callable[..., Tensor], total: Callable[[Use, Tensor], Tensor]) -> Gradients:
     # y = w·x̂ + b: ∇w = Σ g·x̂ and ∇b = Σ g. x̂ is computed again instead of being kept.
     def gradients(use: Use) -> Terms:
         gradient = wide(use.gradient)
         if "weight" in use.trained:
-            yield "weight", Dense(total(use, gradient * normalised(use)))
+            value = wide(use.saved["input"])
+            rows = value.flatten(0, 1) if total is _over_space else value
+            given = {
+                name: wide(v) if isinstance(v, Tensor) else v for name, v in use.arguments.items()
+            }
+            yield "weight", Dense(total(use, gradient * normalise(rows, **given).view(value.shape)))
         if "bias" in use.trained:
             yield "bias", Dense(total(use, gradient))
 
@@ -337,36 +333,6 @@ def _over_space(use: Use, values: Tensor) -> Tensor:
     return values.flatten(3).sum((1, 3)) if values.dim() > 3 else values.sum(1)
 
 
-def _layer(use: Use) -> Tensor:
-    shape = use.arguments["normalized_shape"]
-    return F.layer_norm(wide(use.saved["input"]), shape, eps=use.arguments.get("eps", 1e-5))
-
-
-def _rms(use: Use) -> Tensor:
-    # Without eps torch takes the machine epsilon of the precision that it computes in, as here.
-    shape, eps = use.arguments["normalized_shape"], use.arguments.get("eps")
-    return F.rms_norm(wide(use.saved["input"]), shape, eps=eps)
-
-
-def _each_image(use: Use, normalise: Callable[..., Tensor], *given: Any) -> Tensor:
-    value = wide(use.saved["input"])
-    images = normalise(value.flatten(0, 1), *given, eps=use.arguments.get("eps", 1e-5))
-    return images.reshape(value.shape)
-
-
-def _frozen_batch(use: Use) -> Tensor:
-    known = (wide(use.arguments[name]) for name in ("running_mean", "running_var"))
-    return _each_image(use, F.batch_norm, *known)
-
-
-def _group(use: Use) -> Tensor:
-    return _each_image(use, F.group_norm, use.arguments["num_groups"])
-
-
-def _instance(use: Use) -> Tensor:
-    return _each_image(use, F.instance_norm)
-
-
 def _own(arguments: Named, parameters: Named) -> bool:
     batched: bool = arguments["input"].dim() > 2  # a lane's image may lack a batch dimension
     return bool(arguments.get("use_input_stats", True)) and batched
@@ -377,17 +343,18 @@ def _fixed(arguments: Named, parameters: Named) -> bool:
 
 
 _running = "input running_mean running_var weight bias"
-_NORMALISATIONS: tuple[tuple[Any, str, Callable[[Use], Tensor], Any, Accepts], ...] = (
-    (F.layer_norm, "input normalized_shape weight bias eps", _layer, _over_positions, always),
-    (F.rms_norm, "input normalized_shape weight eps", _rms, _over_positions, always),
-    (F.group_norm, "input num_groups weight bias eps", _group, _over_space, always),
-    (F.instance_norm, f"{_running} use_input_stats momentum eps", _instance, _over_space, _own),
-    (F.batch_norm, f"{_running} training momentum eps", _frozen_batch, _over_space, _fixed),
+_NORMALISATIONS: tuple[tuple[Any, str, Any, Accepts], ...] = (
+    (F.layer_norm, "input normalized_shape weight bias eps", _over_positions, always),
+    # Without eps, the machine epsilon of the precision that torch computes in, as here.
+    (F.rms_norm, "input normalized_shape weight eps", _over_positions, always),
+    (F.group_norm, "input num_groups weight bias eps", _over_space, always),
+    (F.instance_norm, f"{_running} use_input_stats momentum eps", _over_space, _own),
+    (F.batch_norm, f"{_running} training momentum eps", _over_space, _fixed),
 )
-for _function, _given, _normalised, _total, _accepts in _NORMALISATIONS:
+for _function, _given, _total, _accepts in _NORMALISATIONS:
     _name = _function.__name__
     _decorate = _rule(_name, _given, "weight bias", "input", _function, accepts=_accepts)
-    _decorate(_affine(_normalised, _total))
+    _decorate(_affine(_function, _total))
 
 
 def _group_on_the_batch(mode: VmapMode, func: Any, input: Tensor, *args: Any, **kwargs: Any) -> Any:

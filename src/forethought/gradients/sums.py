@@ -931,11 +931,21 @@ def slot(value: Tensor, parameters: dict[int, str]) -> Slot | None:
     if base is None:
         return None
     name = parameters.get(id(base))
-    repeated = any(s == 0 and n > 1 for s, n in zip(value.stride(), value.shape, strict=True))
-    if name is None or repeated or not base.is_contiguous() or value.dtype != base.dtype:
+    plain = base.is_contiguous() and value.dtype == base.dtype and not value.is_neg()
+    if name is None or not plain or not _apart(value):
         return None
     offset = int(value.storage_offset()) - int(base.storage_offset())
     return Slot(name, tuple(base.shape), (tuple(value.shape), value.stride(), offset))
+
+
+def _apart(view: Tensor) -> bool:
+    """True if no two numbers of a view share a place; windows that overlap do, as of unfold."""
+    reach = 0
+    for step, count in sorted(zip(view.stride(), view.shape, strict=True)):
+        if count > 1 and step <= reach:
+            return False
+        reach += step * (count - 1)
+    return True
 
 
 def _into(shape: tuple[int, ...], view: Geometry, rows: Tensor) -> Tensor:

@@ -414,6 +414,7 @@ class ParameterViews:
         self.trained, self._derived = dict(trained), derived
         self._names = {id(parameter): name for name, parameter in trained.items()}
         self._known: dict[int, Derived | LookedUp] = {}
+        self.derived: set[int] = set()  # addresses of the storages of derived tensors
 
     def leaves(self) -> dict[str, Tensor]:
         """All tensors that are shared by the examples and at which a backward pass ends."""
@@ -437,6 +438,7 @@ class ParameterViews:
             )
         if found is None:
             found = self._known[id(value)] = Derived(value)  # kept alive, so that its id is unique
+            self.derived.add(value.untyped_storage().data_ptr())
         return found
 
     def look_up(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -821,6 +823,8 @@ class VmapMode(TorchFunctionMode):
             raise boundary.SharedBufferWrite
         if place in self.parameters:
             raise Refused("a parameter is written to in the forward pass: compute a new tensor")
+        if place in self.places.derived:  # its uses before and after would be taken for one
+            raise NotVectorisable("a value of parameters is written to after it was used")
 
     def here(self) -> None:
         """Raise :class:`.NotVectorisable` inside a torch.func transform of the model."""
@@ -1175,6 +1179,8 @@ class _Notes:
     def __init__(self, needs: tuple[bool, ...]) -> None:
         self.needs_input_grad = needs
         self.saved_tensors: tuple[Any, ...] = ()
+        self.fixed: tuple[Tensor, ...] = ()  # outputs through which no gradient flows
+        self.materialize = True
 
     def save_for_backward(self, *tensors: Any) -> None:
         self.saved_tensors = tensors
@@ -1182,7 +1188,11 @@ class _Notes:
     def save_for_forward(self, *_: Any) -> None:
         pass
 
-    mark_non_differentiable = set_materialize_grads = save_for_forward
+    def mark_non_differentiable(self, *outputs: Tensor) -> None:
+        self.fixed = outputs
+
+    def set_materialize_grads(self, value: bool) -> None:
+        self.materialize = value
 
     def mark_dirty(self, *tensors: Tensor) -> None:
         raise NotVectorisable(
@@ -1216,9 +1226,12 @@ def call(mode: VmapMode, kind: Any, args: tuple[Any, ...], own: Callable[..., An
     plain = [physical(v)[0] if isinstance(v, Tensor) and is_lane(v) else v for v in args]
     needs = tuple(isinstance(v, Tensor) and grown and v.requires_grad for v in plain)
     notes = _Notes(needs)
-    shape: list[Any] = []
+    several = False
+    blank: list[Tensor] = []  # zeros of each output's shape
+    fixed: list[bool] = []
 
     def run() -> list[Tensor]:
+        nonlocal several
         with _inside(mode) as level:
             given = list(args)
             for i, (whole, dim) in zip(places, wholes, strict=True):
@@ -1228,20 +1241,28 @@ def call(mode: VmapMode, kind: Any, args: tuple[Any, ...], own: Callable[..., An
                 kind.setup_context(notes, tuple(given), result)
             else:
                 result = kind.forward(notes, *given)
-            results = result if isinstance(result, tuple) else (result,)
-            shape.append(isinstance(result, tuple))
+            several = isinstance(result, tuple)
+            results = result if several else (result,)
+            fixed.extend(any(value is one for one in notes.fixed) for value in results)
             found = []
             for value in results:
                 if not isinstance(value, Tensor):
                     raise NotVectorisable(f"{kind.__name__} returns something else than tensors")
                 with outside():
                     found.append(boundary.every(value, mode.size).detach().clone())
+                    blank.append(found[-1].new_zeros(()).expand_as(found[-1]))
+            notes.fixed = ()  # they would be kept until the backward pass
             return found
 
     def back(*gradients: Tensor | None) -> list[Tensor | None]:
         with _inside(mode) as level, torch.no_grad():
-            wrapped = [None if g is None else mode.followed(lane(g, 0, level)) for g in gradients]
-            answer = kind.backward(notes, *wrapped)
+            given: list[Tensor | None] = []
+            for gradient, zero in zip(gradients, blank, strict=True):
+                if gradient is None and notes.materialize:
+                    with outside():
+                        gradient = zero.contiguous()
+                given.append(None if gradient is None else mode.followed(lane(gradient, 0, level)))
+            answer = kind.backward(notes, *given)
             answers = answer if isinstance(answer, tuple) else (answer,)
             found: list[Tensor | None] = []
             for i, (whole, dim) in zip(places, wholes, strict=True):
@@ -1256,8 +1277,9 @@ def call(mode: VmapMode, kind: Any, args: tuple[Any, ...], own: Callable[..., An
 
     with outside():
         outputs = boundary.OwnNode.apply(run, back, *(whole for whole, _ in wholes))  # type: ignore[no-untyped-call]
+        outputs = [v.detach() if still else v for v, still in zip(outputs, fixed, strict=True)]
     result = tuple(lane(value, 0, mode.level) for value in outputs)
-    return result if shape[0] else result[0]
+    return result if several else result[0]
 
 
 def _checkpointed(
