@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
-from forethought.gradients.boundary import require_seen
+from forethought.gradients.boundary import require_seen, trained_of
 
 
 def _mixes(module: nn.Module) -> str | None:
@@ -59,8 +59,7 @@ def check_model(model: nn.Module, grouped: bool = False) -> None:
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"the model must be a torch.nn.Module, not {type(model).__name__}")
-    if not any(parameter.requires_grad for parameter in model.parameters()):
-        raise ValueError("the model has no parameter with requires_grad=True: nothing to train")
+    trained_of(model, "train")
     found = []
     for name, module in model.named_modules():
         require_seen(name, module)
@@ -70,8 +69,7 @@ def check_model(model: nn.Module, grouped: bool = False) -> None:
             found.append(f"{where}({type(module).__name__}): use {instead}")
     if found:
         raise ValueError(
-            "layers that mix the examples of a batch cannot be trained privately, since one "
-            "example's gradient would depend on the others:\n  "
+            "layers that mix the examples of a batch cannot be trained privately:\n  "
             + "\n  ".join(found)
             + "\nforethought.gradients.replace_mixing_layers(model) makes these replacements"
         )
@@ -120,13 +118,10 @@ def replace_mixing_layers(model: nn.Module) -> nn.Module:
 def _group_norm(old: _BatchNorm) -> nn.GroupNorm:
     channels = old.num_features
     if not channels:
-        raise ValueError(
-            "a lazy batch normalisation has no channels yet: run the model once, then replace"
-        )
+        raise ValueError("a lazy batch normalisation has no channels yet: run the model once")
     if _alone(old):
         raise ValueError(
-            "batch normalisation of a single feature has no counterpart inside one example: take "
-            "it out of the model, and scale the feature by a public range"
+            "batch normalisation of a single feature has no counterpart: scale it by a public range"
         )
     new = nn.GroupNorm(_groups(old), channels, eps=old.eps, affine=old.weight is not None)
     if old.weight is not None:

@@ -68,8 +68,7 @@ def batch_size(inputs: Any, targets: Any) -> int:
         if not (leaf is None or isinstance(leaf, Tensor | bool | str)):
             raise TypeError(
                 f"inputs and targets hold a {type(leaf).__name__}, which every example would see: "
-                "give a tensor with one row an example, or put what all share into the model or "
-                "the loss"
+                "give a tensor with one row an example"
             )
     shapes = [tuple(leaf.shape) for leaf in (*tensors(inputs), *tensors(targets))]
     if not shapes:
@@ -78,8 +77,7 @@ def batch_size(inputs: Any, targets: Any) -> int:
     if len(sizes) > 1 or None in sizes:
         raise ValueError(
             f"inputs and targets must all have the examples in dimension 0, but the shapes are "
-            f"{', '.join(map(str, shapes))}; pass values shared by all examples through the model "
-            "or the loss instead"
+            f"{', '.join(map(str, shapes))}; what all share belongs into the model or the loss"
         )
     return shapes[0][0]
 

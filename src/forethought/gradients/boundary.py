@@ -115,10 +115,7 @@ TRIED = ("2.8", "2.15")  # the oldest and the newest torch; pyproject.toml allow
 
 def untried(what: str) -> str:
     """The message for a torch that differs from the tested versions; ``what`` is the difference."""
-    return (
-        f"forethought was not tried with torch {torch.__version__}, where {what}: install a torch "
-        f"from {TRIED[0]} to {TRIED[1]}"
-    )
+    return f"not tried with torch {torch.__version__}, where {what}: install {' to '.join(TRIED)}"
 
 
 try:
@@ -130,16 +127,19 @@ try:
     # The function that ``apply`` of a user-written autograd.Function calls inside a vmap.
     FUNCTION_CALL: Any = torch._functorch.autograd_function.custom_function_call
     is_lane: Callable[[Tensor], bool] = functorch.is_batchedtensor
+    # True if the value belongs to any transform of torch.func.
+    wrapped: Callable[[Tensor], bool] = functorch.is_functorch_wrapped_tensor
+    # The lane tensor of (a physical tensor, the dimension of its examples, vmap's level).
+    lane: Callable[[Tensor, int, int], Tensor] = functorch._add_batch_dim
+    # Softmax along a dimension; zeros where all is masked, as in torch's attention.
+    safe_softmax: Callable[[Tensor, int], Tensor] = torch._safe_softmax
     GETTERS = vars(torch._C.TensorBase)
     OPERATORS = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
     PACK, PAD = torch._VF._pack_padded_sequence, torch._VF._pad_packed_sequence
 except (ImportError, AttributeError, KeyError) as missing:
     raise ImportError(untried(f"a private part of it is missing ({missing})")) from missing
 
-NO_HOOKS = (
-    "hooks on saved tensors (save_on_cpu and the like) see all examples at once: leave them out of "
-    "private training"
-)
+NO_HOOKS = "hooks on saved tensors (as save_on_cpu) see all examples at once: leave them out"
 
 
 @contextmanager
@@ -165,18 +165,13 @@ class outside:  # noqa: N801 - used like a function
 
 def current_level() -> int:
     """The number of the innermost transform; -1 if there is none."""
-    level = functorch.maybe_current_level()
-    return -1 if level is None else int(level)
+    level: int | None = functorch.maybe_current_level()
+    return -1 if level is None else level
 
 
 def physical(value: Tensor) -> tuple[Tensor, int]:
     """The tensor of all examples of a lane tensor, and the dimension of the examples."""
     return functorch.get_unwrapped(value), functorch.maybe_get_bdim(value)
-
-
-def wrapped(value: Tensor) -> bool:
-    """True if the value belongs to any transform of torch.func."""
-    return bool(functorch.is_functorch_wrapped_tensor(value))
 
 
 def rows(value: Tensor) -> Tensor:
@@ -188,11 +183,6 @@ def rows(value: Tensor) -> Tensor:
 def every(value: Tensor, size: int) -> Tensor:
     """The values of all lanes, in dimension 0; one that all share is repeated."""
     return rows(value) if is_lane(value) else value.expand(size, *value.shape)
-
-
-def lane(whole: Tensor, dim: int, level: int) -> Tensor:
-    """The lane tensor of a physical tensor with the examples along ``dim``."""
-    return functorch._add_batch_dim(whole, dim, level)
 
 
 def hooks_in_force() -> bool:
@@ -226,13 +216,11 @@ def require_bare_torch() -> None:
     if dispatched() or modes:
         name = modes[0].__name__ if modes else "TorchDispatchMode"
         raise Refused(
-            f"a mode around private training ({name}) sees all examples at once: enter it inside "
-            "the model's forward, and leave it there again"
+            f"a mode around private training ({name}) sees all examples: enter it in forward"
         )
     if replaced := _replaced(len(torch.library._impls)):
         raise Refused(
-            f"torch's own {replaced} was given another kernel (torch.library), "
-            "which sees all examples at once: give it to an operator of your own"
+            f"torch's own {replaced} has another kernel: give that to an operator of your own"
         )
 
 
@@ -459,11 +447,6 @@ def sets_up_context(kind: Any) -> bool:
     return bool(kind.setup_context is not torch.autograd.Function.setup_context)
 
 
-def safe_softmax(scores: Tensor) -> Tensor:
-    """Softmax over the last dimension; zeros where all is masked, as in torch's attention."""
-    return torch._safe_softmax(scores, -1)
-
-
 # Checks of the behaviour of torch that this module relies on.
 
 
@@ -474,18 +457,14 @@ def check() -> None:
     Raises:
         RuntimeError: this torch behaves in another way; no gradient was computed.
     """
-    before = torch.get_rng_state()
-    try:
-        with torch.enable_grad(), torch.random.fork_rng(devices=[]):
-            for what, holds in _RELIED_ON.items():
-                try:
-                    good, why = holds(), ""
-                except Exception as error:
-                    good, why = False, f" ({type(error).__name__}: {error})"
-                if not good:
-                    raise RuntimeError(untried(f"{what} are not what they were{why}"))
-    finally:
-        torch.set_rng_state(before)
+    with torch.enable_grad(), torch.random.fork_rng(devices=[]):
+        for what, holds in _RELIED_ON.items():
+            try:
+                good, why = holds(), ""
+            except Exception as error:
+                good, why = False, f" ({type(error).__name__}: {error})"
+            if not good:
+                raise RuntimeError(untried(f"{what} are not what they were{why}"))
 
 
 def _lanes_are_apart() -> bool:
@@ -603,7 +582,7 @@ def _hooks_are_refused() -> bool:
 
 
 def _attention_masks() -> bool:
-    return not safe_softmax(torch.full((2, 3), float("-inf"))).any()
+    return not safe_softmax(torch.full((2, 3), float("-inf")), -1).any()
 
 
 _RELIED_ON: dict[str, Callable[[], bool]] = {
@@ -626,6 +605,7 @@ _TABLES = ("_parameters", "_buffers", "_modules")
 STANDARD = frozenset(vars(nn.Module()))  # attributes that every module has
 _HOOKS = tuple(sorted(name for name in STANDARD if "ward_" in name and "hook" in name))
 _CHANGEABLE = (Tensor, np.ndarray, tuple, list, dict, set, deque)
+_NESTED = frozenset({list, tuple, deque, dict, OrderedDict})
 _PLAIN = (int, float, str, complex, bytes)
 
 
@@ -640,13 +620,16 @@ def copied(value: Any, depth: int = 4) -> Any:
         return value if wrapped(value) else value.detach().clone()
     if isinstance(value, np.ndarray):
         return value.copy()
-    if depth and type(value) in (list, tuple, deque):
-        return [copied(leaf, depth - 1) for leaf in value]
-    if depth and type(value) in (dict, OrderedDict):
-        return {key: copied(leaf, depth - 1) for key, leaf in value.items()}
+    if depth and type(value) in _NESTED:
+        return {key: copied(leaf, depth - 1) for key, leaf in _items(value)}
     if type(value) is set:
         return set(value)
     return value
+
+
+def _items(value: Any) -> Iterable[tuple[Any, Any]]:
+    # Places of the leaves of a container, and the leaves.
+    return value.items() if isinstance(value, dict) else enumerate(value)
 
 
 def alike(value: Any, kept: Any, depth: int = 4) -> bool:
@@ -660,18 +643,10 @@ def alike(value: Any, kept: Any, depth: int = 4) -> bool:
         return same and _equal(value.detach(), kept)
     if isinstance(value, np.ndarray):
         return isinstance(kept, np.ndarray) and np.array_equal(value, kept, equal_nan=True)
-    if depth and type(value) in (list, tuple, deque):
-        return (
-            isinstance(kept, list)
-            and len(value) == len(kept)
-            and all(alike(one, two, depth - 1) for one, two in zip(value, kept, strict=True))
-        )
-    if depth and type(value) in (dict, OrderedDict):
-        return (
-            isinstance(kept, dict)
-            and value.keys() == kept.keys()
-            and all(alike(value[key], kept[key], depth - 1) for key in value)
-        )
+    if depth and type(value) in _NESTED:
+        now = dict(_items(value))
+        same = isinstance(kept, dict) and now.keys() == kept.keys()
+        return same and all(alike(leaf, kept[key], depth - 1) for key, leaf in now.items())
     if type(value) is set:
         return bool(value == kept)
     return value is kept or (type(value) is type(kept) and _plainly_equal(value, kept))
@@ -725,7 +700,7 @@ def _restore(value: Any, kept: Any) -> Any:
         value[...] = kept
     elif type(value) in (list, deque):
         value.clear()
-        value.extend(kept)
+        value.extend(kept.values())
     elif type(value) in (dict, OrderedDict) or type(value) is set:
         value.clear()
         value.update(kept)
@@ -1051,9 +1026,8 @@ class ExternalState:
             self._seen[id(value)] = value, strict
             if len(self._seen) > LIMIT:
                 raise Refused(
-                    "values of the examples reach Python, and model and loss can reach more than "
-                    f"{LIMIT:,} Python objects, too many to put back: keep large tables as "
-                    "tensors or arrays, and data sets out of what model and loss can reach"
+                    f"values of the examples reach Python, and model and loss reach {LIMIT:,} "
+                    "objects, too many to put back: keep tables as tensors, and data elsewhere"
                 )
             own = _own(value, strict)
             label = _label(value, holder) if own else holder
@@ -1200,13 +1174,11 @@ def _not_understood(value: Any, holder: str) -> str:
         name = f"{_home(kind)}.{name}"
     if isinstance(value, Iterator):
         return (
-            f"{holder} keeps an iterator ({name}) while values of the examples reach Python: how "
-            "far it goes would tell of them; use a list"
+            f"{holder} keeps an iterator ({name}) while examples' values reach Python: use a list"
         )
     return (
-        f"{holder} keeps a {name} while values of the examples reach Python: what it remembers of "
-        "them cannot be put back. Keep numbers, lists, dicts, arrays or tensors, or make it anew "
-        "in every pass"
+        f"{holder} keeps a {name} while values of the examples reach Python, which cannot be put "
+        "back: keep numbers, lists, dicts, arrays or tensors, or make it anew in every pass"
     )
 
 
@@ -1483,8 +1455,7 @@ def require_gradients(model: nn.Module) -> None:
     """
     if torch.is_inference_mode_enabled() or any(p.is_inference() for p in model.parameters()):
         raise ValueError(
-            "under torch.inference_mode() torch keeps no gradients: make and use the model outside "
-            "of it (torch.no_grad() is allowed)"
+            "no gradients under torch.inference_mode(): make and use the model outside"
         )
 
 

@@ -20,18 +20,8 @@ from torch.utils._pytree import tree_map
 from forethought.gradients import batches, boundary, sums, vmap_mode
 from forethought.gradients import layer_rules as rules
 from forethought.gradients.passes import SlowGradientsWarning, contributions
-from forethought.gradients.sums import (
-    ClippingRule,
-    Dense,
-    Outer,
-    SingleUseLinear,
-    Sums,
-    Term,
-    Unused,
-    clip_and_sum,
-    wide,
-)
-from forethought.values.checks import real, whole
+from forethought.gradients.sums import ClippingRule, SingleUseLinear, Sums, Term, clip_and_sum
+from forethought.values.checks import optional, real, whole
 
 # The fast way for a chain of linear layers and activations, without intercepting torch functions.
 #
@@ -239,10 +229,12 @@ def as_terms(
         rows = use.gradients.reshape(size, -1, use.gradients.shape[-1])
         if use.weight is not None:
             before = use.inputs.reshape(size, -1, use.inputs.shape[-1])
-            result[use.weight] = Outer([(rows, before)]).settled()
+            result[use.weight] = sums.Outer([(rows, before)]).settled()
         if use.bias is not None:
-            result[use.bias] = Dense(rows[:, 0] if rows.shape[1] == 1 else wide(rows).sum(1))
-    return {name: result.get(name) or Unused(size, p) for name, p in trained.items()}
+            result[use.bias] = sums.Dense(
+                rows[:, 0] if rows.shape[1] == 1 else sums.wide(rows).sum(1)
+            )
+    return {name: result.get(name) or sums.Unused(size, p) for name, p in trained.items()}
 
 
 def _collect(module: nn.Module, layers: list[nn.Module]) -> bool:
@@ -379,13 +371,12 @@ class Piece:
     size: int
     blocks: batches.Blocks
 
-    def gradients(self) -> Computed:
-        """The gradients of every contribution."""
-        return self.subject.gradients(self.rows, self.real, self.blocks)
-
     def clipped(self, clip_norm: float, clip: ClippingRule, round_size: int) -> Sums:
         """The clipped sum and the norms of the contributions, see :func:`clipped_sum`."""
-        found, trained = self.gradients(), self.subject.trained
+        found, trained = (
+            self.subject.gradients(self.rows, self.real, self.blocks),
+            self.subject.trained,
+        )
         if isinstance(found, list):
             return clip_uses(found, trained, self.size, clip_norm, clip, round_size, self.real)[0]
         shards = boundary.shards_of(self.subject.model)
@@ -440,10 +431,8 @@ def _settled(blocks: batches.Blocks, subject: Subject, data: Any) -> batches.Blo
     if blocks.sizes == (1,):
         return blocks
     why = (
-        "in a block of several, this machine gives an example other bits at another place, which "
-        "could move a sum by more than the clipping norm. Products of odd widths do so unless the "
-        "environment has MKL_CBWR=AUTO when torch computes its first product (set by importing "
-        "forethought before)"
+        "in a block, this machine gives an example other bits at another place (products of odd "
+        "widths: import forethought before torch computes, or set MKL_CBWR=AUTO)"
     )
     with _unnoticed(subject.model):
         for tried in (blocks, *blocks.others()):
@@ -637,7 +626,7 @@ def _fingerprint(term: Any, size: int) -> Tensor:
 
 
 def _stored(term: Any) -> Iterator[Tensor]:
-    if isinstance(term, Outer):
+    if isinstance(term, sums.Outer):
         for left, right in term.blocks:
             yield left.index if isinstance(left, sums.OneHot) else left
             yield right
@@ -646,7 +635,7 @@ def _stored(term: Any) -> Iterator[Tensor]:
             yield from _stored(part)
     elif isinstance(term, sums.Convolved):
         yield from term.stored
-    elif not isinstance(term, Unused):
+    elif not isinstance(term, sums.Unused):
         yield term.rows()
 
 
@@ -662,23 +651,21 @@ def _disturb(model: nn.Module, generator: torch.Generator) -> None:
 
 
 def _made_up(data: Any, size: int, kind: Any, generator: torch.Generator) -> Any:
-    of_inputs, of_targets, most = kind
+    *names, most = kind
 
-    def tree(given: Any, kind: str) -> Any:
-        def made(leaf: Tensor) -> Tensor:
-            shape = (size, *leaf.shape[1:])
-            if leaf.dtype == torch.bool:
-                return torch.ones(shape, dtype=torch.bool, device=leaf.device)
-            if not leaf.is_floating_point():
-                return torch.randint(most, shape, generator=generator).to(leaf)
-            if kind == "zero":
-                return torch.zeros(shape).to(leaf)
-            draw = torch.randn if kind == "normal" else torch.rand
-            return draw(shape, generator=generator).to(leaf)
+    def made(leaf: Tensor, name: str) -> Tensor:
+        shape = (size, *leaf.shape[1:])
+        if leaf.dtype == torch.bool:
+            return torch.ones(shape, dtype=torch.bool, device=leaf.device)
+        if not leaf.is_floating_point():
+            return torch.randint(most, shape, generator=generator).to(leaf)
+        if name == "zero":
+            return torch.zeros(shape).to(leaf)
+        draw = torch.randn if name == "normal" else torch.rand
+        return draw(shape, generator=generator).to(leaf)
 
-        return batches.mapped(given, made)
-
-    return tree(data[0], of_inputs), tree(data[1], of_targets)
+    both = zip(data, names, strict=True)
+    return tuple(batches.mapped(part, partial(made, name=name)) for part, name in both)
 
 
 # Models whose batch dimensions the owner declares: an assumption that is checked at every step.
@@ -782,14 +769,13 @@ def declared_contributions(subject: Subject, inputs: Any, targets: Any) -> dict[
     if changed:
         raise ValueError(str(boundary.changes_itself(changed, "is another after a pass")))
     if drawn:
-        raise ValueError(
-            "a model with batch_dims= must not draw random numbers, since an example alone is "
-            "compared with the example in its batch: set dropout to 0"
-        )
+        raise ValueError("a model with batch_dims= must not draw random numbers: set dropout to 0")
     _compare([None if row is None else row[which] for row in rows], alone, which)
     return {
-        name: Dense(
-            wide(row) if row is not None else batches.zeros_for(parameter, size, *parameter.shape)
+        name: sums.Dense(
+            sums.wide(row)
+            if row is not None
+            else batches.zeros_for(parameter, size, *parameter.shape)
         )
         for (name, parameter), row in zip(subject.trained.items(), rows, strict=True)
     }
@@ -898,10 +884,7 @@ def clipped_sum(
     # Plain valid numbers skip the slower checks: a round's own were checked when it was planned.
     if type(clip_norm) is not float or not 0 < clip_norm < math.inf:
         clip_norm = real("clip_norm", clip_norm, above=0)
-    if type(copies) is not int or copies < 1:
-        copies = whole("copies", copies)
-    if counted is not None and (type(counted) is not int or counted < 0):
-        counted = whole("counted", counted, least=0)
+    copies, counted = whole("copies", copies), optional(whole, "counted", counted, least=0)
     inputs, targets = batches.detached(inputs), batches.detached(targets)
     if batch_dims is not None:
         if groups is not None:
@@ -909,6 +892,8 @@ def clipped_sum(
         inputs = _moved(inputs, batch_dims.inputs, True)
     if copies != 1 and not (groups is None and batch_dims is None):
         raise ValueError("copies= goes without groups= and batch_dims=: a group's mean has them")
+    if counted is not None and groups is not None:
+        raise ValueError("counted= goes without groups=: leave out the groups that do not count")
     size = batches.batch_size(inputs, targets)
     if size % copies:
         raise ValueError(f"{size} examples are not {copies} copies of each record")
@@ -921,9 +906,7 @@ def clipped_sum(
     places: list[Tensor] = []
     if groups is not None:
         work = _of_groups(subject, (inputs, targets), groups, blocks, places)
-    share = round_size or count or size // copies
-    if round_size is not None and (type(round_size) is not int or round_size < 1):
-        share = whole("round_size", round_size)
+    share = optional(whole, "round_size", round_size) or count or size // copies
     total: dict[str, Tensor] = {}
     found = []
     for piece in work:

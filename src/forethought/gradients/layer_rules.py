@@ -16,30 +16,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from forethought.gradients import boundary
-from forethought.gradients.sums import (
-    Convolved,
-    Dense,
-    Outer,
-    Term,
-    Window,
-    fast_linear,
-    matmul,
-    wide,
-)
-from forethought.gradients.vmap_mode import (
-    Accepts,
-    Draws,
-    Gradients,
-    Rule,
-    Use,
-    VmapMode,
-    always,
-    looked_up,
-    register,
-    register_parts,
-    register_physical,
-)
+from forethought.gradients import boundary, sums, vmap_mode
+from forethought.gradients.sums import Convolved, Dense, Outer, Term, fast_linear, matmul, wide
+from forethought.gradients.vmap_mode import Accepts, Gradients, Rule, Use, VmapMode, always
 
 Terms = Iterator[tuple[str, Term]]
 Named = Mapping[str, Any]
@@ -57,7 +36,7 @@ def _rule(
     names, roles, kept = (tuple(text.split()) for text in (signature, parameters, saved))
 
     def registered(gradients: Gradients) -> Gradients:
-        register(Rule(name, names, roles, kept, gradients, accepts), *functions)
+        vmap_mode.register(Rule(name, names, roles, kept, gradients, accepts), *functions)
         return gradients
 
     return registered
@@ -106,7 +85,7 @@ def _linear_on_the_batch(
     return boundary.lane(found, dim, mode.level)
 
 
-register_physical(_linear_on_the_batch, F.linear)
+vmap_mode.register_physical(_linear_on_the_batch, F.linear)
 
 
 def _one_matrix(arguments: Named, parameters: Named) -> bool:
@@ -159,7 +138,7 @@ def _addmm_on_the_batch(
     return _linear_on_the_batch(mode, F.linear, mat1, mat2.t(), input)
 
 
-register_physical(_addmm_on_the_batch, torch.addmm, torch.Tensor.addmm)
+vmap_mode.register_physical(_addmm_on_the_batch, torch.addmm, torch.Tensor.addmm)
 
 
 @_rule("bilinear", "input1 input2 weight bias", "weight bias", "input1 input2", F.bilinear)
@@ -177,7 +156,7 @@ def _bilinear(use: Use) -> Terms:
 
 def _of_table(use: Use, index: Tensor, gradient: Tensor) -> Outer:
     size = use.parameters["weight"].shape[0]
-    return looked_up(index, size, use.arguments.get("padding_idx"), gradient)
+    return vmap_mode.looked_up(index, size, use.arguments.get("padding_idx"), gradient)
 
 
 def _plain_bags(arguments: Named, parameters: Named) -> bool:
@@ -232,7 +211,7 @@ def _bag_on_the_batch(
     return boundary.lane(found, 0, mode.level)
 
 
-register_physical(_bag_on_the_batch, F.embedding_bag)
+vmap_mode.register_physical(_bag_on_the_batch, F.embedding_bag)
 
 
 # Activations with a parameter. Sums and products need no rule: the written-out gradient of a bias
@@ -252,8 +231,7 @@ def _prelu(use: Use) -> Terms:
 # Convolutions of one to three dimensions, with every argument, and their transposes.
 
 
-def _each(value: Any, dims: int, default: int) -> tuple[int, ...]:
-    value = default if value is None else value
+def _each(value: Any, dims: int) -> tuple[int, ...]:
     if isinstance(value, int):
         return (value,) * dims
     return tuple(value) * (dims if len(value) == 1 else 1)
@@ -277,8 +255,7 @@ def _convolution(use: Use, transposed: bool = False) -> Terms:
         yield "bias", Dense(wide(gradient).reshape(shape).sum((1, 3)))
     if "weight" not in use.trained:
         return
-    stride = _each(given.get("stride"), dims, 1)
-    dilation = _each(given.get("dilation"), dims, 1)
+    stride, dilation = (_each(given.get(name, 1), dims) for name in ("stride", "dilation"))
     padding = given.get("padding", 0)
     if padding == "same":
         sides: list[int] = []
@@ -290,7 +267,7 @@ def _convolution(use: Use, transposed: bool = False) -> Terms:
         padding = 0
     if transposed:  # the same weight gradient with input and output swapped
         image, gradient = gradient, image
-    window = Window(tuple(weight.shape[2:]), stride, _each(padding, dims, 0), dilation)
+    window = sums.Window(tuple(weight.shape[2:]), stride, _each(padding, dims), dilation)
     yield "weight", Convolved(image, gradient, window, given.get("groups", 1), several)
 
 
@@ -369,7 +346,7 @@ def _group_on_the_batch(mode: VmapMode, func: Any, input: Tensor, *args: Any, **
     return boundary.lane(normalised, 0, mode.level)
 
 
-register_physical(_group_on_the_batch, F.group_norm)
+vmap_mode.register_physical(_group_on_the_batch, F.group_norm)
 
 
 # Dropout on the whole batch, which draws the same numbers as an ordinary pass.
@@ -390,7 +367,7 @@ def _dropout(mode: VmapMode, func: Any, input: Tensor, *args: Any, **kwargs: Any
     return boundary.lane(dropped, 0, mode.level)
 
 
-register_physical(_dropout, F.dropout)
+vmap_mode.register_physical(_dropout, F.dropout)
 
 
 # Cross entropy on the whole batch: vmap would split it into several operations.
@@ -432,7 +409,7 @@ def _cross_entropy(
     return boundary.lane(values, 0, mode.level)
 
 
-register_physical(_cross_entropy, F.cross_entropy)
+vmap_mode.register_physical(_cross_entropy, F.cross_entropy)
 
 
 # Scaled dot-product attention on the whole batch: vmap would not use torch's fused kernels.
@@ -467,7 +444,11 @@ def _attention(
 
 
 def _dropped(
-    draws: Draws, size: int, whole: list[Tensor], mask: Tensor | None, given: dict[str, Any]
+    draws: vmap_mode.Draws,
+    size: int,
+    whole: list[Tensor],
+    mask: Tensor | None,
+    given: dict[str, Any],
 ) -> Tensor:
     # The same computation as torch's attention with dropout, with our own mask.
     query, key, value = whole
@@ -475,7 +456,7 @@ def _dropped(
     scores = (query * scale) @ key.mT
     if mask is not None:
         scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
-    weights = boundary.safe_softmax(scores)
+    weights = boundary.safe_softmax(scores, -1)
     shape = (weights.shape[0] // size, *weights.shape[1:])
     kept = draws.mask(shape, given["dropout_p"], weights)
     return (weights * kept.view(weights.shape)) @ value
@@ -488,7 +469,7 @@ def _mask(mask: Tensor, rank: int, size: int, batch: int) -> Tensor:
     return whole.expand(size, batch, *whole.shape[2:]).flatten(0, 1)
 
 
-register_physical(_attention, F.scaled_dot_product_attention)
+vmap_mode.register_physical(_attention, F.scaled_dot_product_attention)
 
 
 # Recurrent layers step by step, which gives access to the gradient before each activation.
@@ -917,11 +898,11 @@ def _plain_cell(
     return (one + two).relu() if relu else (one + two).tanh()
 
 
-register_parts(partial(_whole, Long()), torch.lstm)
-register_parts(partial(_whole, Gated()), torch.gru)
-register_parts(partial(_whole, PlainCell(False)), torch.rnn_tanh)
-register_parts(partial(_whole, PlainCell(True)), torch.rnn_relu)
-register_parts(_long_cell, torch.lstm_cell)
-register_parts(_gated_cell, torch.gru_cell)
-register_parts(partial(_plain_cell, False), torch.rnn_tanh_cell)
-register_parts(partial(_plain_cell, True), torch.rnn_relu_cell)
+vmap_mode.register_parts(partial(_whole, Long()), torch.lstm)
+vmap_mode.register_parts(partial(_whole, Gated()), torch.gru)
+vmap_mode.register_parts(partial(_whole, PlainCell(False)), torch.rnn_tanh)
+vmap_mode.register_parts(partial(_whole, PlainCell(True)), torch.rnn_relu)
+vmap_mode.register_parts(_long_cell, torch.lstm_cell)
+vmap_mode.register_parts(_gated_cell, torch.gru_cell)
+vmap_mode.register_parts(partial(_plain_cell, False), torch.rnn_tanh_cell)
+vmap_mode.register_parts(partial(_plain_cell, True), torch.rnn_relu_cell)

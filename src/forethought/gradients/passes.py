@@ -95,17 +95,15 @@ def _batch(whole: Tensor) -> Tensor:
     return whole.flatten(0, 1)
 
 
-def check_loss(
-    loss: Loss, together: Callable[[], Any], targets: Any, values: Tensor, alone: bool = False
-) -> None:
+def check_loss(loss: Loss, together: Callable[[], Any], targets: Any, values: Tensor) -> None:
     """Compare the losses of one example at a time with the loss of all of them as one batch.
+
+    Outputs of shape (1, 1, n) of single examples do not tell where the batch is: in front, or in
+    dimension 1, as in the last state of an LSTM. The loss may be that of either.
 
     Args:
         together: the model's outputs as one batch, from :func:`of_lanes` or :func:`of_all`.
         targets: of all examples. values: the losses, shape (examples,).
-        alone: True for outputs that were joined from those of single examples. Of shape (1, 1, n),
-            these do not tell where the batch is: in front, or in dimension 1, as in the last state
-            of an LSTM. The loss may then be that of either.
 
     Raises:
         Refused: the losses differ, or the loss has another shape than (examples,).
@@ -115,7 +113,7 @@ def check_loss(
     except _UntoldError:
         return
     reason = _difference(loss, outputs, targets, values)
-    if reason and alone and _difference(loss, tree_map(_turned, outputs), targets, values) == "":
+    if reason and _difference(loss, tree_map(_turned, outputs), targets, values) == "":
         return
     if reason:
         raise boundary.Refused(reason)
@@ -150,9 +148,8 @@ def _difference(loss: Loss, outputs: Any, targets: Any, values: Tensor) -> str |
     never = not bool(torch.isfinite(one).any()) and bool(torch.isfinite(other).all())
     if never or (scale.numel() and bool((gap > 0.05 * scale + 1e-3 * scale.max()).any())):
         return (
-            "the loss gives an example another value when it sees the whole batch (in-batch "
-            "negatives, mining, dividing by the batch size): give each example a loss of its own, "
-            "or clip whole batches (groups=)"
+            "the loss gives an example another value when it sees the whole batch: give each "
+            "example a loss of its own, or clip whole batches (groups=)"
         )
     return ""
 
@@ -193,7 +190,7 @@ def example_losses(model: nn.Module, loss: Loss, inputs: Any, targets: Any) -> T
     if not batch.lanes:
         return torch.zeros(0)
     with _refusing(model):
-        return _Attempt(model, loss, batch, {}, None).losses()
+        return _Attempt(model, loss, batch, {}).losses()
 
 
 @contextmanager
@@ -220,16 +217,14 @@ def _split(index: Tensor | None, parted: boundary.DivergentControlFlow, count: i
 
 
 _ONLY_ALONE = (
-    "an example of this batch cannot run beside others as made-up ones did before the first round "
-    "({}). If all went another way because of it, they would have other last bits, which can move "
-    "a sum by more than the clipping norm. Train with micro_batch=1 (every example by itself, "
-    "always), or leave what cannot run out of the model"
+    "an example of this batch cannot run beside others as made-up ones did ({}), and must not "
+    "change the others' bits: train with micro_batch=1 (each by itself), or leave out what cannot"
 )
 
 
 _ONLY_TOGETHER = (
-    "a sharded model runs its examples side by side, so that all processes gather the same modules "
-    "at the same time, and this one cannot ({}): train it without fully_shard"
+    "a sharded model runs its examples side by side, and this one cannot ({}): train it without "
+    "fully_shard"
 )
 
 
@@ -237,19 +232,18 @@ class SlowGradientsWarning(UserWarning):
     """Gradients are exact but slow: vmap cannot run a part of the model, or a rule failed."""
 
 
+@dataclass
 class _Attempt:
     """The passes over one batch, until every lane has run to its end."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        loss: Loss,
-        batch: LaneBatch,
-        trained: Mapping[str, nn.Parameter],
-        observe: Callable[[str, str, Term], None] | None,
-    ) -> None:
-        self.model, self.loss, self.batch, self.trained = model, loss, batch, trained
-        self._observe = observe
+    model: nn.Module
+    loss: Loss
+    batch: LaneBatch
+    trained: Mapping[str, nn.Parameter]
+    observe: Callable[[str, str, Term], None] | None = None
+
+    def __post_init__(self) -> None:
+        model = self.model
         boundary.require_gradients(model)
         boundary.require_bare_torch()
         boundary.check()
@@ -257,7 +251,7 @@ class _Attempt:
         self._modules = list(model.named_modules())
         self._shards = boundary.shards_of(model)
         vmap_mode.hooked(self._modules, sharded=self._shards is not None)
-        self._generators = boundary.Generators([p.device for p in trained.values()][:1])
+        self._generators = boundary.Generators([p.device for p in self.trained.values()][:1])
         self._state = boundary.ModuleState(self._modules)
         self._parameters = {p.untyped_storage().data_ptr() for p in boundary.own_parameters(model)}
         self._surroundings: boundary.ExternalState | None = None
@@ -271,8 +265,7 @@ class _Attempt:
             found = boundary.ExternalState([m for _, m in self._modules], self.model, self.loss)
             if found.waits:
                 raise boundary.Refused(
-                    f"{found.waits} while values of the examples reach Python: a pass that begins "
-                    "again could wait for it for ever. Passes run in one thread: use a list"
+                    f"{found.waits} while values of the examples reach Python: use a list"
                 )
             self._surroundings = found
         return self._surroundings
@@ -451,7 +444,7 @@ class _Attempt:
         inputs, targets = self.batch.some(index)
         with boundary.entered(size) as level:
             draws = None if self._masks is None else self._draws(self._masks, index, level)
-            mode = VmapMode(size, level, places, settings, draws, self._observe, self._asked)
+            mode = VmapMode(size, level, places, settings, draws, self.observe, self._asked)
             mode.parameters = {*self._parameters}
             if self._shards is not None:
                 self._shards.lanes(mode)
@@ -495,7 +488,7 @@ class _Attempt:
                 count = self.batch.count  # without those that fill up the block
                 flat = batches.mapped(targets, lambda leaf: leaf.flatten(0, 1)[:count])
                 together = partial(of_lanes, outputs, count)
-                check_loss(self.loss, together, flat, values[:count], alone=True)
+                check_loss(self.loss, together, flat, values[:count])
         finally:
             surroundings.restore()
         self._known.note(self.loss, boundary.JUDGED, True)
@@ -533,11 +526,10 @@ class _Attempt:
             raise boundary.changes_itself(written, "is written to in the forward pass")
 
     def _say_slow(self, reason: BaseException) -> None:
-        size = self.batch.count
         cause = str(reason) or type(reason).__name__
         where = vmap_mode.module_at_fault(self.model, reason)
         warnings.warn(
-            f"{where} goes one example at a time, {size} passes a batch instead of one: "
+            f"{where} goes one example at a time, {self.batch.count} passes a batch, not one: "
             f"{cause.strip().splitlines()[0][:200]}",
             SlowGradientsWarning,
             stacklevel=10,
@@ -560,7 +552,7 @@ class _Attempt:
             if answers:
                 outputs, values = zip(*answers, strict=True)
                 targets = batches.mapped(self.batch.targets, lambda leaf: leaf[: len(values)])
-                check_loss(self.loss, partial(of_all, outputs), targets, torch.stack(values), True)
+                check_loss(self.loss, partial(of_all, outputs), targets, torch.stack(values))
                 self._known.note(self.loss, boundary.JUDGED, True)
             return found
         finally:
@@ -703,8 +695,8 @@ class Alone(TorchFunctionMode):
         operator = vmap_mode.operator_name(func) if type(func) in boundary.OPERATORS else None
         if operator is not None and boundary.unseen_kernel(operator):
             raise boundary.Refused(
-                f"{operator} is an operator made with torch.library.Library: nobody can see what "
-                "its code keeps of the examples; make it with torch.library.custom_op"
+                f"{operator} was made with torch.library.Library, whose code cannot be seen: make "
+                "it with torch.library.custom_op"
             )
         if func is _DATA:
             return args[0].detach()  # the same memory; unlike .data, its changes are counted
@@ -716,11 +708,10 @@ class Alone(TorchFunctionMode):
                 return func(**{**given, "running_mean": None, "running_var": None})
         if vmap_mode.writes(func, kwargs):
             target = kwargs.get("out", args[0] if args else None)
-            if isinstance(target, Tensor) and not self._mine(target):
+            if not all(map(self._mine, batches.tensors(target))):
                 raise boundary.Refused(
                     "values of the examples are written into a tensor that is neither the "
-                    "example's nor put back (a parameter, a global, one that a closure keeps): "
-                    "compute a new tensor instead"
+                    "example's nor put back: compute a new tensor instead"
                 )
         result = func(*args, **kwargs)
         if func in _ARRAYS:

@@ -1602,9 +1602,8 @@ def factors(
     raw = chosen(norms, clip_norm)
     if raw.shape not in (table.shape, table.shape[1:]):
         raise ValueError(
-            f"a clipping rule must answer one factor per contribution, shape "
-            f"{tuple(table.shape[1:])}, or per parameter and contribution, shape "
-            f"{tuple(table.shape)}, not {tuple(raw.shape)}"
+            f"a clipping rule must answer one factor per contribution (and parameter), shape "
+            f"{tuple(table.shape[1:])} or {tuple(table.shape)}, not {tuple(raw.shape)}"
         )
     scaled = raw.to(table.dtype).nan_to_num(nan=0.0, posinf=1.0, neginf=0.0).clamp_(min=0.0)
     margin = _margin(table)
@@ -2081,8 +2080,7 @@ def _share(size: int, round_size: int | None) -> float:
     whole = size if round_size is None else round_size
     if not size <= whole:
         raise ValueError(
-            f"round_size is the number of contributions of the whole round, at least the {size} "
-            f"of this call, not {round_size}"
+            f"round_size is of the whole round, at least the {size} of this call, not {round_size}"
         )
     if whole > RECORDS:
         raise ValueError(

@@ -23,17 +23,7 @@ from torch.utils._pytree import tree_map
 
 from forethought.gradients import batches, boundary
 from forethought.gradients.batches import FINGERPRINT, Loss
-from forethought.gradients.boundary import (
-    GETTERS,
-    NotVectorisable,
-    Refused,
-    is_lane,
-    lane,
-    outside,
-    physical,
-    rows,
-    turns,
-)
+from forethought.gradients.boundary import NotVectorisable, is_lane, lane, outside, physical
 from forethought.gradients.sums import Dense, OneHot, Outer, Slot, Term, combine, slot, wide
 
 # Properties of torch functions: they write to an argument, draw random numbers, make a tensor.
@@ -50,11 +40,6 @@ FRESH = frozenset(named(f"{_LIKE} arange eye tensor clone", torch) + named(_NEW,
 # Functions that return uninitialised memory.
 UNSET = frozenset({torch.empty, torch.empty_like, Tensor.new_empty})
 DROPOUTS = frozenset({F.dropout, torch.dropout, F.alpha_dropout, F.feature_alpha_dropout})
-
-
-def own_operator(func: Any) -> bool:
-    """True if an operator is not one of torch's; it may have its own batching rule."""
-    return operator_name(func).partition("::")[0] not in ("aten", "prims", "prim")
 
 
 def operator_name(func: Any) -> str:
@@ -81,11 +66,16 @@ def opened(function: FunctionType) -> FunctionType:
 
 
 def writes(func: Any, kwargs: Mapping[str, Any]) -> bool:
-    """True if a function changes its first argument."""
+    """True if a function changes its first argument, or one given as ``out=``."""
+    return _by_name(func) or kwargs.get("out") is not None
+
+
+@cache
+def _by_name(func: Any) -> bool:
     name: str = getattr(func, "__name__", "")
     if name.endswith("_") and not name.endswith("__"):
         return name != "requires_grad_"
-    return name == "__setitem__" or name in _INPLACE or kwargs.get("out") is not None
+    return name == "__setitem__" or name in _INPLACE
 
 
 @cache
@@ -101,10 +91,7 @@ def _importing(name: str) -> bool:
 
 def changes(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
     """True if a call changes its first argument, ``inplace=True`` included."""
-    known = _WRITES.get(func)
-    if known is None:
-        known = _WRITES[func] = writes(func, {})
-    if known or kwargs.get("out") is not None or kwargs.get("inplace"):
+    if writes(func, kwargs) or kwargs.get("inplace"):
         return True
     if isinstance(func, FunctionType) and func.__globals__ is vars(F):
         place = _place_of_inplace(func)
@@ -112,7 +99,6 @@ def changes(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool
     return False
 
 
-_WRITES: dict[Any, bool] = {}
 _OPERATIONS = "add sub mul truediv floordiv mod pow and or xor lshift rshift"
 _INPLACE = frozenset(f"__i{name}__" for name in _OPERATIONS.split())
 
@@ -131,9 +117,11 @@ _INPLACE = frozenset(f"__i{name}__" for name in _OPERATIONS.split())
 def fork(answer: Hashable) -> None:
     """Seed the generators from their present state and the answer that Python gets."""
     with outside():
-        base = int(torch.randint(2**62, ()))
-        digest = hashlib.blake2b(f"{base} {answer!r}".encode(), digest_size=8).digest()
-        seeded(int.from_bytes(digest, "big") >> 1)
+        seeded(_seed(f"{int(torch.randint(2**62, ()))} {answer!r}"))
+
+
+def _seed(text: str) -> int:
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
 
 
 def seeded(seed: int) -> None:
@@ -167,9 +155,7 @@ class Masks:
         """The mask: 0 with the given chance, else 1/(1 − chance), shape (width, *shape)."""
         key = (number, shape, chance, like.dtype, like.device)
         if key not in self._drawn:
-            digest = hashlib.blake2b(f"{self._base} {key}".encode(), digest_size=8).digest()
-            seed = int.from_bytes(digest, "big") >> 1
-            generator = torch.Generator(like.device).manual_seed(seed)
+            generator = torch.Generator(like.device).manual_seed(_seed(f"{self._base} {key}"))
             mask = torch.empty(self.width, *shape, dtype=like.dtype, device=like.device)
             mask.bernoulli_(1 - chance, generator=generator)
             self._drawn[key] = mask.div_(1 - chance) if chance < 1 else mask
@@ -274,18 +260,6 @@ class Draws:
 # every example.
 
 
-def sums_to(values: Tensor, shape: Sequence[int]) -> Tensor:
-    """Reduce (B, …) per example to (B, *shape): the reverse of broadcasting ``shape``."""
-    extra = values.dim() - 1 - len(shape)
-    # A sum over a single number would be a copy.
-    dims = [dim for dim in range(1, 1 + extra) if values.shape[dim] != 1]
-    given = values.shape[1 + extra :]
-    dims += [1 + extra + i for i, size in enumerate(shape) if size == 1 and given[i] != 1]
-    total = wide(values)
-    total = total.sum(dims) if dims else total
-    return total.reshape(values.shape[0], *shape)
-
-
 @dataclass(frozen=True)
 class Use:
     """One use of parameters in one pass, as the backward pass reports it.
@@ -307,7 +281,13 @@ class Use:
 
     def reduced(self, values: Tensor, role: str) -> Tensor:
         """``values`` (B, *output shape) summed over everything that ``role`` was broadcast to."""
-        return sums_to(values, tuple(self.parameters[role].shape))
+        shape, total = self.parameters[role].shape, wide(values)
+        extra = values.dim() - 1 - len(shape)
+        # A sum over a single number would be a copy.
+        dims = [dim for dim in range(1, 1 + extra) if values.shape[dim] != 1]
+        given = values.shape[1 + extra :]
+        dims += [1 + extra + i for i, size in enumerate(shape) if size == 1 and given[i] != 1]
+        return (total.sum(dims) if dims else total).reshape(len(values), *shape)
 
 
 Gradients = Callable[[Use], Iterator[tuple[str, Term]]]
@@ -432,9 +412,8 @@ class ParameterViews:
         """
         found: ParameterView | None = self._known.get(id(value)) or slot(value, self._names)
         if found is None and not self._derived:
-            raise Refused(
-                "weights that are computed from sharded parameters (weight normalisation, merged "
-                "adapters) would have to be whole: train the model without fully_shard"
+            raise boundary.Refused(
+                "weights computed from sharded parameters must be whole: train without fully_shard"
             )
         if found is None:
             found = self._known[id(value)] = Derived(value)  # kept alive, so that its id is unique
@@ -691,9 +670,7 @@ class VmapMode(TorchFunctionMode):
         if "memory_format" in kwargs:  # a layout of the whole batch, which vmap does not know
             kwargs = kwargs | {"memory_format": torch.contiguous_format}
         if boundary.dispatched():
-            raise NotVectorisable(
-                "a TorchDispatchMode of the model's, which sees all examples at once"
-            )
+            raise NotVectorisable("a TorchDispatchMode of the model sees all examples at once")
         mixed = trained = False
         for value in (*args, *kwargs.values()) if kwargs else args:
             if isinstance(value, Tensor):
@@ -743,7 +720,8 @@ class VmapMode(TorchFunctionMode):
     def _with_examples(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], trained: bool
     ) -> Any:
-        if type(func) in boundary.OPERATORS and own_operator(func):
+        space = operator_name(func).split("::")[0] if type(func) in boundary.OPERATORS else "aten"
+        if space not in ("aten", "prims", "prim"):  # the user's may have its own batching rule
             raise NotVectorisable(f"{func} is an operator of the model's own")
         if trained and torch.is_grad_enabled():
             self.here()
@@ -809,22 +787,20 @@ class VmapMode(TorchFunctionMode):
                 raise
             if not self.settings.unshared:
                 raise boundary.SharedBufferWrite from error
-            raise Refused(
-                "values of the examples are written into a tensor that is not theirs (a buffer, a "
-                "parameter, or one kept from elsewhere): compute a new tensor instead"
+            raise boundary.Refused(
+                "values of the examples are written into a tensor that is not theirs: compute anew"
             ) from error
 
     def _check_target(self, value: Any) -> None:
-        if not isinstance(value, Tensor):
-            return
-        whole = physical(value)[0] if is_lane(value) else value
-        place = whole.untyped_storage().data_ptr()
-        if place in self.inputs:
-            raise boundary.SharedBufferWrite
-        if place in self.parameters:
-            raise Refused("a parameter is written to in the forward pass: compute a new tensor")
-        if place in self.places.derived:  # its uses before and after would be taken for one
-            raise NotVectorisable("a value of parameters is written to after it was used")
+        for target in batches.tensors(value):  # several of a foreach function
+            whole = physical(target)[0] if is_lane(target) else target
+            place = whole.untyped_storage().data_ptr()
+            if place in self.inputs:
+                raise boundary.SharedBufferWrite
+            if place in self.parameters:
+                raise boundary.Refused("a parameter is written to in forward: compute a new tensor")
+            if place in self.places.derived:  # its uses before and after would be taken for one
+                raise NotVectorisable("a value of parameters is written to after it was used")
 
     def here(self) -> None:
         """Raise :class:`.NotVectorisable` inside a torch.func transform of the model."""
@@ -1043,7 +1019,7 @@ def _truth(mode: VmapMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, A
     if args[0].numel() != 1:
         return NotImplemented
     with outside():
-        keys = (rows(args[0]).detach().reshape(mode.size) != 0).tolist()
+        keys = (boundary.rows(args[0]).detach().reshape(mode.size) != 0).tolist()
     mode.decide(keys)
     return keys[0]
 
@@ -1195,9 +1171,7 @@ class _Notes:
         self.materialize = value
 
     def mark_dirty(self, *tensors: Tensor) -> None:
-        raise NotVectorisable(
-            "a torch.autograd.Function of the model's own changes its inputs in place"
-        )
+        raise NotVectorisable("a torch.autograd.Function of the model changes its inputs in place")
 
 
 def call(mode: VmapMode, kind: Any, args: tuple[Any, ...], own: Callable[..., Any]) -> Any:
@@ -1221,65 +1195,83 @@ def call(mode: VmapMode, kind: Any, args: tuple[Any, ...], own: Callable[..., An
         else value
         for value in args
     )
-    places = [i for i, value in enumerate(args) if isinstance(value, Tensor) and is_lane(value)]
-    wholes = [physical(args[i]) for i in places]
-    plain = [physical(v)[0] if isinstance(v, Tensor) and is_lane(v) else v for v in args]
-    needs = tuple(isinstance(v, Tensor) and grown and v.requires_grad for v in plain)
-    notes = _Notes(needs)
-    several = False
-    blank: list[Tensor] = []  # zeros of each output's shape
-    fixed: list[bool] = []
+    return _OwnCall(mode, kind, args).result()
 
-    def run() -> list[Tensor]:
-        nonlocal several
+
+class _OwnCall:
+    """One call of a user's Function for every lane; each half runs in a vmap of its own."""
+
+    def __init__(self, mode: VmapMode, kind: Any, args: tuple[Any, ...]) -> None:
+        self.mode, self.kind, self.args = mode, kind, args
+        known = [physical(v) if isinstance(v, Tensor) and is_lane(v) else None for v in args]
+        self.lanes = {at: pair for at, pair in enumerate(known) if pair is not None}
+        grown = torch.is_grad_enabled()
+        wholes = [
+            value if pair is None else pair[0] for value, pair in zip(args, known, strict=True)
+        ]
+        self.notes = _Notes(
+            tuple(isinstance(v, Tensor) and grown and v.requires_grad for v in wholes)
+        )
+        self.several = False
+        # Zeros of each output's shape, and True if no gradient flows through it.
+        self.outputs: list[tuple[Tensor, bool]] = []
+
+    def result(self) -> Any:
+        """The outputs as lane tensors."""
+        with outside():
+            wholes = [whole for whole, _ in self.lanes.values()]
+            found = boundary.OwnNode.apply(self._run, self._back, *wholes)  # type: ignore[no-untyped-call]
+            kept = zip(found, self.outputs, strict=True)
+            found = [value.detach() if fixed else value for value, (_, fixed) in kept]
+        result = tuple(lane(value, 0, self.mode.level) for value in found)
+        return result if self.several else result[0]
+
+    def _run(self) -> list[Tensor]:
+        mode, kind, notes = self.mode, self.kind, self.notes
         with _inside(mode) as level:
-            given = list(args)
-            for i, (whole, dim) in zip(places, wholes, strict=True):
-                given[i] = mode.followed(lane(whole.detach(), dim, level))
+            given = list(self.args)
+            for at, (whole, dim) in self.lanes.items():
+                given[at] = mode.followed(lane(whole.detach(), dim, level))
             if boundary.sets_up_context(kind):
                 result = kind.forward(*given)
                 kind.setup_context(notes, tuple(given), result)
             else:
                 result = kind.forward(notes, *given)
-            several = isinstance(result, tuple)
-            results = result if several else (result,)
-            fixed.extend(any(value is one for one in notes.fixed) for value in results)
+            self.several = isinstance(result, tuple)
             found = []
-            for value in results:
+            for value in result if self.several else (result,):
                 if not isinstance(value, Tensor):
                     raise NotVectorisable(f"{kind.__name__} returns something else than tensors")
                 with outside():
-                    found.append(boundary.every(value, mode.size).detach().clone())
-                    blank.append(found[-1].new_zeros(()).expand_as(found[-1]))
+                    whole = boundary.every(value, mode.size).detach().clone()
+                    fixed = any(value is one for one in notes.fixed)
+                    self.outputs.append((whole.new_zeros(()).expand_as(whole), fixed))
+                found.append(whole)
             notes.fixed = ()  # they would be kept until the backward pass
             return found
 
-    def back(*gradients: Tensor | None) -> list[Tensor | None]:
+    def _back(self, *gradients: Tensor | None) -> list[Tensor | None]:
+        mode, notes = self.mode, self.notes
         with _inside(mode) as level, torch.no_grad():
             given: list[Tensor | None] = []
-            for gradient, zero in zip(gradients, blank, strict=True):
+            for gradient, (zeros, _) in zip(gradients, self.outputs, strict=True):
                 if gradient is None and notes.materialize:
                     with outside():
-                        gradient = zero.contiguous()
+                        gradient = zeros.clone(memory_format=torch.contiguous_format)
                 given.append(None if gradient is None else mode.followed(lane(gradient, 0, level)))
-            answer = kind.backward(notes, *given)
+            answer = self.kind.backward(notes, *given)
             answers = answer if isinstance(answer, tuple) else (answer,)
             found: list[Tensor | None] = []
-            for i, (whole, dim) in zip(places, wholes, strict=True):
-                value = answers[i] if i < len(answers) else None
-                if value is None or not needs[i]:
+            for at, (whole, dim) in self.lanes.items():
+                value = answers[at] if at < len(answers) else None
+                if value is not None and notes.needs_input_grad[at]:
+                    with outside():
+                        rows = boundary.every(value, mode.size).reshape(whole.movedim(dim, 0).shape)
+                        value = rows.movedim(0, dim)
+                    found.append(value)
+                else:
                     found.append(None)
-                    continue
-                with outside():
-                    expected = whole.movedim(dim, 0).shape
-                    found.append(boundary.every(value, mode.size).reshape(expected).movedim(0, dim))
             return found
-
-    with outside():
-        outputs = boundary.OwnNode.apply(run, back, *(whole for whole, _ in wholes))  # type: ignore[no-untyped-call]
-        outputs = [v.detach() if still else v for v, still in zip(outputs, fixed, strict=True)]
-    result = tuple(lane(value, 0, mode.level) for value in outputs)
-    return result if several else result[0]
 
 
 def _checkpointed(
@@ -1328,7 +1320,7 @@ def _batch_norm(mode: VmapMode, func: Any, args: tuple[Any, ...], kwargs: dict[s
     if not given.get("training"):
         return NotImplemented
     if not mode.settings.grouped:
-        raise Refused(
+        raise boundary.Refused(
             "batch normalisation in training mode mixes the examples of a batch: use GroupNorm "
             "(forethought.gradients.replace_mixing_layers), or eval mode with fixed statistics"
         )
@@ -1345,7 +1337,7 @@ def _batch_norm(mode: VmapMode, func: Any, args: tuple[Any, ...], kwargs: dict[s
 def _instance_norm(mode: VmapMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     own = _argument(args, kwargs, 5, "use_input_stats")
     if own is not False and _argument(args, kwargs, 1, "running_mean") is not None:
-        raise Refused(
+        raise boundary.Refused(
             "instance normalisation that tracks running statistics mixes the examples: use "
             "track_running_stats=False (forethought.gradients.replace_mixing_layers)"
         )
@@ -1355,10 +1347,12 @@ def _instance_norm(mode: VmapMode, func: Any, args: tuple[Any, ...], kwargs: dic
 @handles(F.embedding, F.embedding_bag, always=True)
 def _table(mode: VmapMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if _argument(args, kwargs, 3, "max_norm") is not None:
-        raise Refused("an embedding's max_norm rewrites rows that the examples use: use None")
+        raise boundary.Refused(
+            "an embedding's max_norm rewrites rows that the examples use: use None"
+        )
     if _argument(args, kwargs, 5, "scale_grad_by_freq"):
-        raise Refused(
-            "scale_grad_by_freq counts tokens over the batch, which mixes the examples: use False"
+        raise boundary.Refused(
+            "an embedding's scale_grad_by_freq counts over all examples: use False"
         )
     return NotImplemented
 
@@ -1369,21 +1363,23 @@ def _function(mode: VmapMode, func: Any, args: tuple[Any, ...], kwargs: dict[str
     return call(mode, kind, args[1:], lambda kind, *rest: kind.apply(*rest))
 
 
-@handles(GETTERS["data"].__get__, always=True)
+@handles(boundary.GETTERS["data"].__get__, always=True)
 def _data(mode: VmapMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return args[0].detach()  # the same memory; unlike .data, its changes are counted
 
 
-@handles(GETTERS["requires_grad"].__get__, GETTERS["is_leaf"].__get__)
+@handles(boundary.GETTERS["requires_grad"].__get__, boundary.GETTERS["is_leaf"].__get__)
 def _of_all(mode: VmapMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return func(physical(args[0])[0])
 
 
-@handles(GETTERS["grad_fn"].__get__)
+@handles(boundary.GETTERS["grad_fn"].__get__)
 def _grad_fn(mode: VmapMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if physical(args[0])[0].grad_fn is None:
         return None
-    raise Refused("the graph of an example's value (grad_fn) is shared by all: leave it alone")
+    raise boundary.Refused(
+        "the graph of an example's value (grad_fn) is shared by all: leave it alone"
+    )
 
 
 @handles(torch.Tensor.numpy, torch.Tensor.__array__, always=True)
@@ -1397,7 +1393,7 @@ def _wanted(mode: VmapMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, 
     return args[0]  # the gradient would not be used: models that differentiate do not run in lanes
 
 
-@handles(GETTERS["requires_grad"].__set__)
+@handles(boundary.GETTERS["requires_grad"].__set__)
 def _sets_gradient(mode: VmapMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return None
 
@@ -1436,9 +1432,8 @@ def _refuse(
 
 
 _refuse(
-    Refused,
-    "a hook on a tensor would run in the backward pass, where the examples are no longer apart: "
-    "remove it, or write what it does into the forward pass",
+    boundary.Refused,
+    "a hook on a tensor would see all examples on the way back: write it into the forward pass",
     *named("register_hook register_post_accumulate_grad_hook retain_grad", Tensor),
     always=True,
 )
@@ -1461,9 +1456,8 @@ _refuse(
     *(torch.as_strided, Tensor.as_strided),
 )
 _refuse(
-    Refused,
-    "{} reaches the memory of an example's tensor, which holds all of them: make a new tensor "
-    "instead",
+    boundary.Refused,
+    "{} reaches the memory of all examples: make a new tensor instead",
     *named("resize_ resize_as_ set_ as_strided_ __dlpack__", Tensor),
     *named("data_ptr untyped_storage storage", Tensor),
 )
@@ -1480,11 +1474,13 @@ def hooked(modules: Iterable[tuple[str, nn.Module]], sharded: bool = False) -> N
         Refused: naming the module or parameter.
     """
     if boundary.global_hooks(forwards=False):
-        raise Refused("global backward hooks of modules see all examples at once: remove them")
+        raise boundary.Refused(
+            "global backward hooks of modules see all examples at once: remove them"
+        )
     for name, module in modules:
         boundary.require_seen(name, module)
         if module._backward_hooks or module._backward_pre_hooks:
-            raise Refused(
+            raise boundary.Refused(
                 f"module {name or type(module).__name__!r} has backward hooks, which would see "
                 "all examples at once: remove them"
             )
@@ -1495,20 +1491,16 @@ def hooked(modules: Iterable[tuple[str, nn.Module]], sharded: bool = False) -> N
 
 def _check_parameter(name: str, parameter: Tensor, sharded: bool) -> None:
     if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
-        raise Refused(
-            f"parameter {name!r} has a hook on its gradient, which private training does not "
-            "pass through it: remove it"
-        )
+        raise boundary.Refused(f"parameter {name!r} has a hook on its gradient: remove it")
     kind = type(parameter.data)
     if not sharded and kind.__torch_dispatch__ is not Tensor.__torch_dispatch__:
-        raise Refused(
+        raise boundary.Refused(
             f"parameter {name!r} is a {kind.__name__}: shards are taken from fully_shard, by "
             "forethought.train; other wrapped tensors are not supported, use the plain module"
         )
     if parameter.is_complex() and parameter.requires_grad:
-        raise Refused(
-            f"parameter {name!r} is complex: keep its real and imaginary part as two real "
-            "parameters (torch.view_as_real)"
+        raise boundary.Refused(
+            f"parameter {name!r} is complex: keep its parts as real ones (torch.view_as_real)"
         )
 
 
@@ -1559,7 +1551,7 @@ def _leave(keys: Sequence[Hashable]) -> None:
     raise NotVectorisable("values of the examples reach Python")
 
 
-@turns
+@boundary.turns
 def loss_in_lanes(
     loss: Loss,
     outputs: Tensor,

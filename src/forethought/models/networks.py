@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from forethought.values.checks import meant, real
+from forethought.values.checks import meant, real, whole
 
 
 class TemperedSigmoid(nn.Module):
@@ -211,7 +211,7 @@ def gabor_cnn(
         raise ValueError(f"filters come in pairs: give an even number of them, not {filters}")
     if kernel < 3 or kernel % 2 == 0:
         raise ValueError(f"kernel must be odd and 3 or more (images keep their size), not {kernel}")
-    rows, columns = height // pooling, width // pooling
+    rows, columns = height // whole("pooling", pooling), width // pooling
     if not rows or not columns:
         raise ValueError(f"pooling = {pooling} is wider than images of {height} × {width}")
     first = nn.Conv2d(channels, filters, kernel, padding=kernel // 2)
@@ -409,12 +409,6 @@ def lstm(
     return FrameClassifier(features, classes, every_frame=every_frame, **sizes)
 
 
-#: Name → the LSTM of six layers with 32, 128 or 512 cells a direction; the paper has 512.
-PRESETS: dict[str, Callable[..., nn.Module]] = {
-    f"lstm-{cells}": partial(lstm, cells=cells) for cells in (32, 128, 512)
-}
-
-
 # Wide residual networks for private training on images, without batch normalisation.
 
 
@@ -502,8 +496,14 @@ class _Block(nn.Module):
         return self.branch(x) + self.shortcut(x)
 
 
-def _wide(name: str, depth: int, inputs: tuple[int, ...], classes: int, width: float) -> nn.Module:
-    channels, _, _ = image(name, inputs, 8)
+def wide_residual(
+    depth: int, inputs: tuple[int, ...], classes: int, width: float = 1.0
+) -> nn.Module:
+    """WRN-depth-4, a residual network of ``depth`` layers at four times the width.
+
+    WRN-16-4 has 2,753,818 parameters, WRN-40-4 8,961,306.
+    """
+    channels, _, _ = image(f"wrn-{depth}-4", inputs, 8)
     wide = scaled(width)
     layers: list[nn.Module] = [StandardisedConv2d(channels, wide(16), 3)]
     channels = wide(16)
@@ -515,11 +515,8 @@ def _wide(name: str, depth: int, inputs: tuple[int, ...], classes: int, width: f
     return nn.Sequential(*layers, *_activated(channels), *head(channels, classes))
 
 
-def wrn_16_4(inputs: tuple[int, ...], classes: int, width: float = 1.0) -> nn.Module:
-    """WRN-16-4, a residual network of 16 layers at four times the width: 2,753,818 parameters."""
-    return _wide("wrn-16-4", 16, inputs, classes, width)
-
-
-def wrn_40_4(inputs: tuple[int, ...], classes: int, width: float = 1.0) -> nn.Module:
-    """WRN-40-4, a residual network of 40 layers at four times the width: 8,961,306 parameters."""
-    return _wide("wrn-40-4", 40, inputs, classes, width)
+#: Name → a network of the published size; and the LSTM of six layers with fewer cells a direction.
+PRESETS: dict[str, Callable[..., nn.Module]] = {
+    **{f"wrn-{depth}-4": partial(wide_residual, depth) for depth in (16, 40)},
+    **{f"lstm-{cells}": partial(lstm, cells=cells) for cells in (32, 128, 512)},
+}

@@ -21,8 +21,6 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "cnn": networks.cnn,
     "tempered-cnn": networks.tempered_cnn,
     "gabor-cnn": networks.gabor_cnn,
-    "wrn-16-4": networks.wrn_16_4,
-    "wrn-40-4": networks.wrn_40_4,
     **networks.PRESETS,
 }
 # Installed up to 0.2, and in tools/published_networks.py of the repository since: name → function.
