@@ -815,9 +815,53 @@ def weight_with_and_without_a_rule() -> Case:
 
 
 @architecture
+def windows_of_a_parameter_that_overlap() -> Case:
+    def forward(m: Any, x: Tensor) -> Tensor:
+        return F.linear(x, m.taps.unfold(0, 4, 1)) + m.taps.as_strided((3,), (1,), 2)
+
+    return Run(forward, taps=randn(6)), randn(B, 4)
+
+
+@architecture
+def imaginary_part_of_a_conjugate() -> Case:
+    def forward(m: Any, x: Tensor) -> Tensor:
+        return F.linear(x, torch.view_as_complex(m.pairs).conj().imag)
+
+    return Run(forward, pairs=randn(3, 4, 2)), randn(B, 4)
+
+
+@architecture
 def weight_normalisation() -> Case:
     layer = nn.utils.parametrizations.weight_norm(nn.Linear(4, 3))
     return nn.Sequential(layer, nn.Tanh(), nn.Linear(3, 2)), randn(B, 4)
+
+
+class _Twice(torch.autograd.Function):
+    """Twice and three times the input; no gradient flows through the second output."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+        twice, thrice = 2 * x, 3 * x
+        ctx.mark_non_differentiable(thrice)
+        return twice, thrice
+
+    @staticmethod
+    def backward(ctx: Any, first: Tensor, second: Tensor) -> Tensor:
+        return 2 * first + 3 * second
+
+
+@architecture
+def output_of_a_function_that_is_not_differentiated() -> Case:
+    def forward(m: Any, x: Tensor) -> Tensor:
+        first, second = _Twice.apply(m.layer(x))
+        return first * second
+
+    return Run(forward, layer=nn.Linear(4, 3)), randn(B, 4)
+
+
+@architecture
+def output_of_a_function_that_is_not_used() -> Case:
+    return Run(lambda m, x: _Twice.apply(m.layer(x))[0], layer=nn.Linear(4, 3)), randn(B, 4)
 
 
 class _Cube(torch.autograd.Function):
@@ -948,6 +992,31 @@ def test_equals_one_example_at_a_time(name: str, dtype: torch.dtype) -> None:
     after = model.state_dict()
     assert all(torch.equal(before[key], after[key]) for key in before)
     assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def _scaled(m: Any, x: Tensor) -> Tensor:
+    own = 2 * m.shift
+    y = x + own
+    own.mul_(3)
+    return y * (x + own)
+
+
+def _scaled_together(m: Any, x: Tensor) -> Tensor:
+    own = 2 * m.shift
+    y = x + own
+    torch._foreach_mul_([own], 3)
+    return y * (x + own)
+
+
+@pytest.mark.parametrize("forward", [_scaled, _scaled_together])
+def test_value_of_parameters_that_is_written_to_between_its_uses(forward: Any) -> None:
+    reseed(1)
+    model, x, y = Run(forward, shift=randn(4)).double(), randn(B, 4).double(), randn(B).double()
+    wanted, norms = expected(one_at_a_time(model, x, y), 1.0)
+    with pytest.warns(SlowGradientsWarning, match="written to after"):
+        gradients, got = clipped_sum(model, loss, x, y, 1.0)
+    torch.testing.assert_close(got, norms.to(got), rtol=1e-6, atol=0)
+    assert relative(gradients, wanted) <= 1e-6
 
 
 def test_looks_bags_of_all_examples_up_in_one_call() -> None:

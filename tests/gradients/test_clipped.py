@@ -480,6 +480,7 @@ def test_norm_gradients_follow_a_change_of_requires_grad() -> None:
         ({"round_size": "all"}, "round_size must"),
         ({"counted": -3}, "counted must"),
         ({"counted": 2.5}, "counted must"),
+        ({"counted": 1, "groups": torch.zeros(8, dtype=torch.long)}, "goes without groups="),
     ],
 )
 def test_bad_arguments_are_refused_in_the_users_words(change: dict[str, Any], message: str) -> None:

@@ -62,6 +62,19 @@ def test_a_declaration_that_is_not_true_stops_the_step() -> None:
         clipped_sum(model, last, x, y, 1.0, batch_dims=DIMS)
 
 
+def test_examples_that_spoil_each_other_with_no_number_stop_the_step() -> None:
+    class Spoilt(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x - 0 * x.mean(0))
+
+    reseed(0)
+    x, y = randn(2, 4), randint(0, 3, (2,))
+    x[0, 0] = torch.inf
+    with pytest.raises(RuntimeError, match="mixes examples"):
+        for _ in range(60):  # the example that is computed alone is drawn at random
+            clipped_sum(Spoilt(4, 3), classify, x, y, 1.0, batch_dims=BatchDims())
+
+
 def test_what_a_statement_has_to_say() -> None:
     assert "declared" in DIMS.assumption and "inputs 1" in DIMS.assumption
 

@@ -129,6 +129,7 @@ def test_options_reach_the_model():
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
+        ("gabor-cnn", {"pooling": 0}, "pooling must be"),
         ("lenet", {}, "Did you mean 'lenet5'"),
         ("Linear", {}, "Did you mean 'linear'"),
         ("zzz", {}, "models are linear, mlp"),

@@ -704,17 +704,15 @@ class BatchDims:
 
 def _moved(tree: Any, dims: Dims, source: bool) -> Any:
     """The tree with the examples moved from ``dims`` to dimension 0 (``source``), or back."""
-    if isinstance(tree, Tensor):
-        if not isinstance(dims, int):
-            raise ValueError(f"batch_dims gives {dims!r} for one tensor; give one number")
-        return tree.movedim(dims, 0) if source else tree.movedim(0, dims)
-    if isinstance(tree, Mapping):
-        each = {key: dims[key] if isinstance(dims, Mapping) else dims for key in tree}
-        return {key: _moved(value, each[key], source) for key, value in tree.items()}
-    if isinstance(tree, tuple | list):
-        all_dims = dims if isinstance(dims, tuple | list) else (dims,) * len(tree)
-        return type(tree)(_moved(v, d, source) for v, d in zip(tree, all_dims, strict=True))
-    return tree
+    if isinstance(dims, int):
+        ends = (dims, 0) if source else (0, dims)
+        return batches.mapped(tree, lambda leaf: leaf.movedim(*ends))
+    if isinstance(tree, Mapping) and isinstance(dims, Mapping):
+        return {key: _moved(value, dims[key], source) for key, value in tree.items()}
+    if isinstance(tree, tuple | list) and isinstance(dims, tuple | list):
+        found = [_moved(v, d, source) for v, d in zip(tree, dims, strict=True)]
+        return type(tree)(*found) if hasattr(tree, "_fields") else type(tree)(found)
+    raise ValueError(f"batch_dims gives {dims!r} for a {type(tree).__name__}; give one number")
 
 
 def placed(inputs: Any, dims: BatchDims | None) -> Any:
@@ -798,7 +796,8 @@ def _compare(together: list[Tensor | None], alone: tuple[Tensor | None, ...], wh
     squares = sum(float((a.double() - b.double()).square().sum()) for a, b in pairs)
     scale = sum(float(b.double().square().sum()) for _, b in pairs)
     width = max((torch.finfo(b.dtype).eps for _, b in pairs), default=1e-7)
-    if not squares <= (1e4 * width) ** 2 * scale and squares > 0:
+    lost = any(bool((a.isfinite() ^ b.isfinite()).any()) for a, b in pairs)
+    if lost or (not squares <= (1e4 * width) ** 2 * scale and squares > 0):
         raise RuntimeError(
             f"example {which} alone has another gradient than in its batch (off by "
             f"{(squares / max(scale, 1e-300)) ** 0.5:.1e} of its norm): the model mixes examples, "
