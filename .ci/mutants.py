@@ -1303,6 +1303,10 @@ MUTANTS = [
     Mutant("passes: gradients through an output that has none", "_OwnCall.result",
            "value.detach() if fixed else value", "value",
            "test_equals_one_example_at_a_time[output_of_a_function_that_is_not_differentiated-float64]"),
+    Mutant("passes: a Function's inputs seem to need no gradient", "_OwnCall._run",
+           "notes.needs_input_grad[at]", "False",
+           "test_equals_one_example_at_a_time"
+           "[outputs_of_a_function_that_are_differentiated_as_its_inputs-float64]"),
     Mutant("declared: no number where an example alone has one", "_compare",
            "lost or (...)", "not squares <= (1e4 * width) ** 2 * scale and squares > 0",
            "test_examples_that_spoil_each_other_with_no_number_stop_the_step"),

@@ -859,6 +859,28 @@ def output_of_a_function_that_is_not_differentiated() -> Case:
     return Run(forward, layer=nn.Linear(4, 3)), randn(B, 4)
 
 
+class _Passed(torch.autograd.Function):
+    """All inputs as they are, as torch's hooks of modules pass them."""
+
+    @staticmethod
+    def forward(ctx: Any, *given: Tensor) -> tuple[Tensor, ...]:
+        ctx.mark_non_differentiable(*[value for value in given if not value.requires_grad])
+        return tuple(2 * value for value in given)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, ...]:
+        return tuple(2 * gradient for gradient in gradients)
+
+
+@architecture
+def outputs_of_a_function_that_are_differentiated_as_its_inputs() -> Case:
+    def forward(m: Any, x: Tensor) -> Tensor:
+        first, second = _Passed.apply(m.layer(x), x)
+        return first * second.sum(-1, keepdim=True)
+
+    return Run(forward, layer=nn.Linear(4, 3)), randn(B, 4)
+
+
 @architecture
 def output_of_a_function_that_is_not_used() -> Case:
     return Run(lambda m, x: _Twice.apply(m.layer(x))[0], layer=nn.Linear(4, 3)), randn(B, 4)

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
-from forethought.gradients.boundary import require_seen, trained_of
+from forethought.gradients.boundary import require_seen
 
 
 def _mixes(module: nn.Module) -> str | None:
@@ -59,7 +59,8 @@ def check_model(model: nn.Module, grouped: bool = False) -> None:
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"the model must be a torch.nn.Module, not {type(model).__name__}")
-    trained_of(model, "train")
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise ValueError("the model has no parameter with requires_grad=True: nothing to train")
     found = []
     for name, module in model.named_modules():
         require_seen(name, module)

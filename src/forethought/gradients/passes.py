@@ -357,7 +357,7 @@ class _Attempt:
                 warnings.warn(
                     f"{failed}; the gradients of its parameters are written out for every example",
                     SlowGradientsWarning,
-                    stacklevel=9,
+                    stacklevel=8,
                 )
                 settings = replace(settings, without=settings.without | {failed.rule})
                 self._note(settings, failed)
@@ -532,7 +532,7 @@ class _Attempt:
             f"{where} goes one example at a time, {self.batch.count} passes a batch, not one: "
             f"{cause.strip().splitlines()[0][:200]}",
             SlowGradientsWarning,
-            stacklevel=10,
+            stacklevel=9,
         )
 
     def _one_at_a_time(self) -> dict[str, list[Tensor]]:

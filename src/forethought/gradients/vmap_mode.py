@@ -1231,7 +1231,9 @@ class _OwnCall:
         with _inside(mode) as level:
             given = list(self.args)
             for at, (whole, dim) in self.lanes.items():
-                given[at] = mode.followed(lane(whole.detach(), dim, level))
+                with outside():
+                    known = whole.detach().requires_grad_(notes.needs_input_grad[at])
+                given[at] = mode.followed(lane(known, dim, level))
             if boundary.sets_up_context(kind):
                 result = kind.forward(*given)
                 kind.setup_context(notes, tuple(given), result)
@@ -1255,7 +1257,7 @@ class _OwnCall:
         with _inside(mode) as level, torch.no_grad():
             given: list[Tensor | None] = []
             for gradient, (zeros, _) in zip(gradients, self.outputs, strict=True):
-                if gradient is None and notes.materialize:
+                if gradient is None and notes.materialize and zeros.is_floating_point():
                     with outside():
                         gradient = zeros.clone(memory_format=torch.contiguous_format)
                 given.append(None if gradient is None else mode.followed(lane(gradient, 0, level)))
