@@ -64,6 +64,9 @@ def main() -> None:
         raise SystemExit(130) from None
     except ValueError as error:
         raise SystemExit(fail(error, 2)) from None
+    except OverflowError as error:  # such as 1e308, of an option that has no largest value
+        words = f"a number is too large to compute with ({error.args[-1]}): give a smaller one"
+        raise SystemExit(fail(words, 2)) from None
     except RuntimeError as error:
         if not type(error).__module__.startswith("forethought."):
             raise  # a mistake in a program

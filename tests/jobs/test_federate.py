@@ -167,7 +167,9 @@ def test_a_holder_of_few_records_has_a_batch_of_its_own_and_is_warned() -> None:
     assert [round(plan.mean_batch) for plan in federation.own_plans] == [20, 20, 20, 2]
 
 
-@pytest.mark.parametrize("speeds", ["fast", "lognormal:x", "lognormal:-1"])
+@pytest.mark.parametrize(
+    "speeds", ["fast", "lognormal:x", "lognormal:-1", "lognormal:nan", "lognormal:1e308"]
+)
 def test_speeds_that_say_nothing(speeds: str) -> None:
     with pytest.raises(JobError, match="lognormal"):
         speeds_of(FederationSection(speeds=speeds), 3)

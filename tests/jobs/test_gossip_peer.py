@@ -145,6 +145,10 @@ def test_a_worker_refuses_what_does_not_belong_to_its_gossip(job: Path, tmp_path
     np.save(own / jobs.FIRST, first[:-1])
     with pytest.raises(GossipError, match="number of parameters"):
         jobs.site_worker(request, own, tmp_path / "out")
+    for damaged in (b"", b"PK\x03\x04", b"\x93NUMPY"):
+        (own / jobs.FIRST).write_bytes(damaged)
+        with pytest.raises(GossipError, match="is damaged"):
+            jobs.site_worker(request, own, tmp_path / "out")
     # A ledger that has fewer releases than have left under these keys.
     np.save(own / jobs.FIRST, first)
     agreed = Gossip.load(own / GOSSIP)

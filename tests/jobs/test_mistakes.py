@@ -114,6 +114,8 @@ def test_a_plan_given_as_a_job_is_told_what_it_is_for(forethought: Callable[...,
         ("plan --examples -5 --epsilon 1", ["examples must be at least 1, not -5"]),
         ("account --examples 9 --batch 3 --epochs 1 --noise-multiplier 1e-9", ["protects nobody"]),
         ("plan --examples 500 --epsilon 1 --delta 1e-300", ["delta", "1e-60"]),
+        ("plan --examples 500 --epsilon 1 --epochs 1e308", ["too large"]),
+        ("plan --examples 500 --noise-multiplier 1e200 --batch 50 --rounds 9", ["too large"]),
         ("plan --examples 500 --epsilon 1 --parameters 0", ["parameters must be at least 1"]),
     ],
 )

@@ -133,6 +133,8 @@ def test_what_does_not_fit_reads_no_record(tmp_path: Path) -> None:
         ('kind = "mean"', 'kind = "median"', "did you mean 'quantiles'"),
         ('column = "age"\n', 'column = "age"\nrange = [9, 1]\n', "range"),
         ('column = "age"\n', 'column = "ward"\n', "range = None"),
+        ('column = "age"\n', 'column = "age"\nrange = ["a", "b"]\n', "must be a number"),
+        ('kind = "count"\n', "kind = 'histogram'\ncolumn = 'age'\nbins = nan\n", "whole number"),
     ],
 )
 def test_what_cannot_be_released_is_said(tmp_path: Path, old: str, new: str, message: str) -> None:

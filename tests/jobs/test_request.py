@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import tomllib
 from datetime import date
 from pathlib import Path
@@ -42,6 +43,15 @@ def run(*arguments: object) -> str:
     result = CliRunner().invoke(app, [str(a) for a in arguments], catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return result.output
+
+
+@pytest.mark.skipif(not Path("/dev/fd").is_dir(), reason="pipes as files, of POSIX")
+def test_a_job_in_a_pipe_is_read_once() -> None:
+    reading, writing = os.pipe()
+    os.write(writing, JOB.replace("[budget]", '# person = "id"\n[budget]').encode())
+    os.close(writing)
+    assert "person" in (from_file(Path(f"/dev/fd/{reading}")).question or "")
+    os.close(reading)
 
 
 def plan_in(folder: Path) -> ft.Plan:

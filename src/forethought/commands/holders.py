@@ -17,6 +17,7 @@ from forethought.accounting.interval import at_most
 from forethought.commands import command
 from forethought.commands.account import judge, saved, watching
 from forethought.commands.command import argument, flag, option
+from forethought.values.checks import one_of
 
 if TYPE_CHECKING:
     from forethought.auditing.verdict import Audit
@@ -150,16 +151,13 @@ def keys(
     from forethought.exchange.keys import IDENTITY, Keys
 
     if member is not None:
-        command.refuse(
-            job_file is not None or join,
-            "--member makes one member's keys: drop the job file and --join",
-        )
+        words = "--member makes one member's keys: drop the job file and --join"
+        command.refuse(job_file is not None or join, words)
         Keys.make(out, member)
         typer.echo(f"keys of {member} in {out} (keep them); hand over {out / IDENTITY}")
         return
-    if job_file is None:
-        raise command.UsageError("give a job file, or --member NAME")
-    request, kind = jobs.job.from_file(job_file), _kind(context)
+    command.refuse(job_file is None, "give a job file, or --member NAME")
+    request, kind = jobs.job.from_file(job_file or Path()), _kind(context)
     if join:
         roster = jobs.members.join(request, kind, join, out, data_dir)
         shared = " and federation.json" if kind == "federation" else ", gossip.json and first.npy"
@@ -175,10 +173,8 @@ def keys(
 
 def faults(context: typer.Context) -> None:
     """Moved: `python tools/faults.py`, in a checkout of the repository."""
-    raise command.UsageError(
-        "trials of faults are no longer installed: in a checkout of the repository "
-        f"`python tools/faults.py {_kind(context)}` runs them"
-    )
+    words = f"in a checkout of the repository `python tools/faults.py {_kind(context)}` runs them"
+    raise command.UsageError(f"trials of faults are no longer installed: {words}")
 
 
 _WAY = "forethought {0} keys job.toml --out keys. For real, every member makes its own (--member "
@@ -323,7 +319,7 @@ def server(
     """Serve a federation until it is finished; started again, it goes on where it was."""
     from rich.live import Live
 
-    jobs.members.require_engine(engine)
+    one_of("engine", engine, jobs.members.ENGINES)
     grpc = engine == "grpc"
     command.together(
         ("--certificates", certificates, "--engine flower", not grpc),
@@ -455,11 +451,9 @@ def client(
 def _policy(epsilon: float | None, delta: float | None) -> Policy | None:
     from forethought.federated.statements import Policy
 
-    if epsilon is None and delta is None:
-        return None
-    if epsilon is None or delta is None:
-        raise command.UsageError("a policy is an epsilon at a delta: give --epsilon and --delta")
-    return Policy(epsilon, delta)
+    words = "a policy is an epsilon at a delta: give --epsilon and --delta"
+    command.refuse((epsilon is None) != (delta is None), words)
+    return None if epsilon is None or delta is None else Policy(epsilon, delta)
 
 
 # Commands of a gossip, without a server.

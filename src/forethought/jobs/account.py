@@ -120,8 +120,7 @@ def _require_so_many(group: int | None, examples: int | None) -> None:
     # Before anything is computed: the time that it takes grows with the group.
     if group is not None and examples is not None and group > examples:
         raise ValueError(
-            f"{group:,} records cannot be protected together in data that have {examples:,}: ask "
-            "for fewer"
+            f"{group:,} records cannot be protected together in {examples:,}: ask for fewer"
         )
 
 
@@ -213,8 +212,7 @@ def _verified(
         words = Caveat("in-the-book", in_words(parse(texts[IN_BOOK])))
         if words not in statement.caveats:
             raise StatementError(
-                f"the statement does not say of the data set's total what the {IN_BOOK} says that "
-                "it rests on"
+                f"the statement does not say of the data set's total what {IN_BOOK} says"
             )
     if found.name == STATEMENT and statement.releases:
         _require_told(found, statement)
@@ -250,8 +248,7 @@ def _require_unit(text: str, plan: Plan) -> None:
     if data and (not own if plan.contribution.kind == "persons" else own and alone):
         asked = "persons" if own else "records"
         raise StatementError(
-            f"the {JOB_NAME} beside the statement asks for a promise to {asked}, the {PLAN} beside "
-            "it makes another one: restore the files that the run wrote"
+            f"{JOB_NAME} asks for a promise to {asked}, {PLAN} makes another: restore both files"
         )
 
 
@@ -339,8 +336,8 @@ def _in_book(found: Path, statement: Statement, place: str) -> verification.Comp
     total, stated = points[-1].epsilon, float(noted["total"]["epsilon"])
     if total > stated * (1 + 1e-9):
         raise StatementError(
-            f"the statement says that its data set's total was ε {at_most(stated)} after this run; "
-            f"by its book it was {at_most(total)}"
+            f"its data set's total after it is stated as ε {at_most(stated)}, by the book it was "
+            f"{at_most(total)}"
         )
     return verification.ComparedEntry(BOOK, at_most(stated), at_most(total), f"the book at {place}")
 
@@ -504,8 +501,8 @@ def _agreed_by_others(agreed: Federation | Gossip | None, statement: Statement) 
     """
     if agreed is None:
         raise StatementError(
-            f"the accountant {statement.accountant['kind']!r} counts on other holders, and neither "
-            f"{FEDERATION} nor {GOSSIP} beside the statement says that there were any"
+            f"the accountant {statement.accountant['kind']!r} counts on other holders, and no "
+            f"{FEDERATION} or {GOSSIP} beside the statement says that there were any"
         )
     for me, plan in enumerate(agreed.own_plans):
         stated = plan_digest(plan.to_dict()) == statement.plan
@@ -537,8 +534,8 @@ def _views_of(
         workers = [other for other in range(agreed.workers) if other != me]
         if math.comb(len(workers), count) > MOST_OBSERVERS:
             raise StatementError(
-                f"{count} of {len(workers)} workers can be chosen in more than {MOST_OBSERVERS:,} "
-                "ways: which of them the statement is about cannot be found again"
+                f"which {count} of {len(workers)} workers it is about cannot be found again: more "
+                f"than {MOST_OBSERVERS:,} choices"
             )
         for observers in combinations(workers, count):
             with suppress(NetworkViewError):
@@ -568,8 +565,8 @@ def _in_time(seconds: float) -> Iterator[None]:
         yield
     except _TooLong:
         raise StatementError(
-            f"the statement is not verified: recomputing it takes longer than {seconds:g} s. "
-            "forethought.accounting.verification.check(statement) in Python has no limit"
+            f"not verified: it takes longer than {seconds:g} s. In Python, without a limit: "
+            "forethought.accounting.verification.check(statement)"
         ) from None
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
@@ -636,7 +633,6 @@ def _schema_of(path: Path) -> str:
         values = parse(read_outside(path))
     except ValueError as error:
         raise ValueError(
-            f"{path} is no JSON file ({error}): give a plan, a statement or a run folder. Of a job "
-            "ask forethought plan"
+            f"{path}: {error}. Give a plan, a statement or a run folder; a job to forethought plan"
         ) from None
     return str(values.get("schema", "")) if isinstance(values, dict) else ""

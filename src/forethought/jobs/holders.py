@@ -17,6 +17,7 @@ import numpy as np
 from forethought.accounting.interval import warn_if_hollow
 from forethought.data import Dataset
 from forethought.data.columns import Category
+from forethought.data.dataset import is_number
 from forethought.data.files import spelled
 from forethought.data.synthetic import share_of
 from forethought.federated.federation import Federation
@@ -67,6 +68,7 @@ GOSSIP_KEYS = (
 )
 # Keys of a column that say how one member's file writes it.
 _OWN_FILE = ("codes", "format", "missing", "lenient")
+MOST_SPREAD = 10  # the largest σ of speeds' logarithms: beyond it times leave a double's range
 # The paper's cases I to III: factors on the time of a worker, and on batch and step size.
 HICCUP, SLOW, LARGE = 2.0, 10.0, 2.0
 
@@ -164,8 +166,7 @@ class Holders:
             member = self.agreed.MEMBER
             raise JobError(
                 f"each {member} brings its own records (examples), which are not here: leave "
-                f"examples and folder out to deal the job's data out, or run each {member} by "
-                "itself"
+                f"examples and folder out to deal the job's data, or run each {member} by itself"
             )
         return share_of(self.loaded.dataset, self.parts[place])
 
@@ -327,13 +328,11 @@ def speeds_of(section: HoldersSection, holders: int) -> tuple[float, ...]:
             return tuple(1 / s for s in simulator.slow_ones(holders, *slow))
         case str() as words:
             kind, _, sigma = words.partition(":")
-            try:
-                spread = float(sigma)
-            except ValueError:
-                spread = -1.0
-            if kind != "lognormal" or spread < 0:
-                raise JobError(f"speeds = {words!r}: say a list, or 'lognormal:0.5'")
-            return tuple(simulator.lognormal_speeds(holders, spread, section.seed))
+            if kind != "lognormal" or not is_number(sigma) or not 0 <= float(sigma) <= MOST_SPREAD:
+                raise JobError(
+                    f"speeds = {words!r}: say a list, or 'lognormal:0.5', at most {MOST_SPREAD}"
+                )
+            return tuple(simulator.lognormal_speeds(holders, float(sigma), section.seed))
         case listed:
             if len(listed) != holders:
                 raise JobError(f"{len(listed)} speeds for {holders} holders: give one each")
@@ -367,9 +366,8 @@ def agreed(
     load.require_possible(job)
     if isinstance(section, GossipSection) and job.training.size_schedule != "constant":
         raise JobError(
-            "[training] size_schedule: a gossip's workers make different numbers of rounds in the "
-            "same time, and mixing weighs them alike, so that sizes would drift apart; leave it "
-            "out, or train as a federation"
+            "[training] size_schedule: workers that make different numbers of rounds would drift "
+            "apart; leave it out, or train as a federation"
         )
     budgets = tuple(_budget(job, section, place, size) for place, size in enumerate(sizes))
     for budget, size in zip(budgets, sizes, strict=True):
@@ -568,9 +566,8 @@ def _gossip(asked: _Asked, section: GossipSection, folder: Path | None) -> Gossi
     for worker, size in enumerate(sizes):
         if rate * size < 1:
             raise JobError(
-                f"worker {_name(section, worker)!r} has too little data for its rate: {size} "
-                f"records at {rate:.3g} give a batch of less than one; raise [training] batch, or "
-                "leave the worker out"
+                f"worker {_name(section, worker)!r} has too little data: {size} records at rate "
+                f"{rate:.3g} are no batch; raise [training] batch, or leave the worker out"
             )
     batches = [min(size, round(rate * size)) for size in sizes]
     places, plans = asked.plans(lead, batches, own_rounds)

@@ -7,9 +7,10 @@ import json
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import reduce
 from importlib import resources
+from inspect import get_annotations
 from operator import or_
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, get_args, get_origin
@@ -35,9 +36,7 @@ from forethought.federated.federation import (
     Delay,
     Exchanged,
     Robust,
-    RobustKind,
     Rule,
-    ServerKind,
     ServerOptimizer,
     local_rounds_of,
 )
@@ -104,18 +103,17 @@ _WANTED = "input should be "  # the beginning of pydantic's messages
 _TRIED = re.compile(r"(constrained-|literal\[|(str|int|float|bool|tuple|list|dict)(\[|$))")
 
 
-def explain_errors(name: str, text: str, rows: Sequence[Any], root: type[BaseModel]) -> str:
+def explain_errors(name: str, text: str, rows: Sequence[Any]) -> str:
     """Validation errors in the user's terms, joined for a value that may have several types.
 
     Args:
         name: the file's name in errors, or "". text: its content. rows: pydantic's errors.
-        root: the model that was validated.
     """
     found: dict[str, list[str]] = {}
     for row in rows:
         place = row["loc"]
         place = place[:-1] if _TRIED.match(str(place[-1])) else place
-        where, _, wanted = explain_error(name, text, {**row, "loc": place}, root).partition(_WANTED)
+        where, _, wanted = explain_error(name, text, {**row, "loc": place}).partition(_WANTED)
         found.setdefault(where, []).append(wanted)
     return "; ".join(
         f"{where}{_WANTED if any(wanted) else ''}{', or '.join(dict.fromkeys(wanted))}"
@@ -123,16 +121,16 @@ def explain_errors(name: str, text: str, rows: Sequence[Any], root: type[BaseMod
     )
 
 
-def explain_error(name: str, text: str, row: Any, root: type[BaseModel]) -> str:
+def explain_error(name: str, text: str, row: Any) -> str:
     """One validation error in the user's terms: file, line, key and the allowed values."""
     place = [str(part) for part in row["loc"]]
     line = _line_of(text, place)
     where = f"{name}, line {line}: " if line else f"{name}: " if name else ""
     key = ".".join(place)
     if row["type"] == "extra_forbidden":
-        known = _known_keys(place[:-1], root)
-        others = root.model_fields if len(place) < 3 else ()
-        homes = " or ".join(f"[{one}]" for one in others if place[-1] in _known_keys([one], root))
+        known = _known_keys(place[:-1])
+        others = Job.model_fields if len(place) < 3 else ()
+        homes = " or ".join(f"[{one}]" for one in others if place[-1] in _known_keys([one]))
         return f"{where}unknown key {key!r}; {suggestion(place[-1], known, homes=homes)}"
     if row["type"] == "missing":
         return f"{where}{key!r} is missing"
@@ -146,8 +144,8 @@ def explain_error(name: str, text: str, row: Any, root: type[BaseModel]) -> str:
     return f"{where}{key} = {found!r}: {wanted[:1].lower()}{wanted[1:]}"
 
 
-def _known_keys(place: list[str], root: type[BaseModel]) -> list[str]:
-    section = root
+def _known_keys(place: list[str]) -> list[str]:
+    section: type[BaseModel] = Job
     for part in place:
         inner = section.model_fields[part].annotation if part in section.model_fields else None
         # An optional section is a union of a model and None.
@@ -265,8 +263,7 @@ class HoldersSection(_Section):
         count = getattr(self, f"{self.member}s")
         if self.tables and count not in (None, len(self.tables)):
             raise ValueError(
-                f"{self.member}s = {count}, and there are {len(self.tables)} "
-                f"[[{self.kind}.{self.member}]]"
+                f"{self.member}s = {count}, there are {len(self.tables)} [[{self.kind}.{self.member}]]"
             )
         told = {table.examples is not None for table in self.tables}
         if len(told) > 1 or any(table.folder and True not in told for table in self.tables):
@@ -282,62 +279,48 @@ class HoldersSection(_Section):
 class _ValueTable(_Section):
     """A table that is a value which a federation holds."""
 
+    model_config = ConfigDict(strict=True, allow_inf_nan=False)
     made: ClassVar[Any]
 
     @property
     def value(self) -> Any:
-        """The value; raises a ValueError for an invalid one."""
+        """The value."""
         return self.made(**self.model_dump())
-
-
-class _JudgedTable(_ValueTable):
-    """One that is judged when it is read; the others are when a federation is planned."""
 
     @model_validator(mode="after")
     def _known(self) -> Self:
-        _ = self.value
+        _ = self.value  # its own checks are those of its numbers
         return self
 
 
-class ServerTable(_ValueTable):
+def _table_of(made: type) -> Any:
+    kinds = get_annotations(made, eval_str=True)
+    found: dict[str, Any] = {one.name: (kinds[one.name], one.default) for one in fields(made)}
+    return create_model(made.__name__, __base__=_ValueTable, **found)
+
+
+class ServerTable(_table_of(ServerOptimizer)):  # type: ignore[misc]
     """``[federation.server]``: the server's step along the mean of a round's updates."""
 
     made = ServerOptimizer
 
-    kind: ServerKind = "avg"
-    rate: _Float = Field(default=1.0, gt=0)
-    momentum: _Float = Field(default=0.9, ge=0, lt=1)
-    second: _Float = Field(default=0.99, ge=0, lt=1)
-    tau: _Float = Field(default=1e-3, gt=0)
 
-
-class RobustTable(_ValueTable):
+class RobustTable(_table_of(Robust)):  # type: ignore[misc]
     """``[federation.robust]``: the (robust) mean of a round's updates."""
 
     made = Robust
 
-    kind: RobustKind = "mean"
-    share: _Float = Field(default=0.1, ge=0, lt=0.5)
-    bound: _Float | None = Field(default=None, gt=0)
 
-
-class DelayTable(_JudgedTable):
+class DelayTable(_table_of(Delay)):  # type: ignore[misc]
     """``[federation.delay]``: the largest lead of a client's round over the newest model."""
 
     made = Delay
 
-    kind: str = "one"
-    most: _Int = Field(default=1, ge=0)
 
-
-class SizesTable(_JudgedTable):
+class SizesTable(_table_of(Sizes)):  # type: ignore[misc]
     """``[federation.sizes]``: the rule by which clients choose sample sizes within a filter."""
 
     made = Sizes
-
-    kind: str = "signal"
-    most: _Float = Field(default=4.0, ge=1, le=1000)
-    delay: _Int = Field(default=1, ge=1)
 
 
 class FederationSection(HoldersSection):
@@ -386,8 +369,7 @@ class FederationSection(HoldersSection):
         count = self.phases if isinstance(self.phases, int) else len(self.phases or ())
         if self.phases is not None and (count < 2 or self.growth != 1):
             raise ValueError(
-                "phases = 3, or a list of two or more epsilons, goes without growth: a phase has "
-                "one sample size"
+                "phases = 3, or a list of two or more epsilons, goes without growth: leave it out"
             )
         own = [number for table in self.client for number in table.phases or ()]
         if (own and max(own) > count) or any(table.phases == () for table in self.client):
@@ -504,7 +486,9 @@ class DataSection(_Section):
     label: str | tuple[str, ...] | None = _key("The label's column; of several labels a list.")
     test: str | None = _key("A file of its own for testing, in place of holdout.")
     holdout: _Float | None = _key("Share held out, in the mean. Default: 0.2.", gt=0, lt=1)
-    split_by: str | None = _key("Column whose rows of one value stay on one side; no feature.")
+    split_by: str | None = _key(
+        "Column whose rows of one value stay on one side; no feature.", min_length=1
+    )
     task: Literal["classification", "regression", "multilabel"] | None = _key(
         "What the label is. Default: the label says, and the Statement says that."
     )
@@ -540,7 +524,9 @@ class DataSection(_Section):
     encoding: str | None = _key("Of a text. Default: utf-8.")
     comment: str | None = _key("Start of lines that are passed over.")
     header: bool | None = _key("False if a text's first line holds no names.")
-    person: str | None = _key("Column that says whose a row is: ε then protects persons.")
+    person: str | None = _key(
+        "Column that says whose a row is: ε then protects persons.", min_length=1
+    )
     records_per_person: _Int | None = _key(
         f"Rows of one person that are kept. Default: {ROWS_OF_A_PERSON} with person.", ge=1
     )
@@ -564,8 +550,8 @@ class DataSection(_Section):
             return None
         if self.bounds is None:
             raise JobError(
-                f"standardise = {self.standardise!r} needs bounds = [low, high] in [data]: the "
-                "range that features are declared to have, without looking at the private data"
+                f"standardise = {self.standardise!r} needs bounds = [low, high] in [data]: where "
+                "features lie, known without the private data"
             )
         if features is None:
             raise JobError("standardise needs the data: plan from the job file where they are")
@@ -593,8 +579,7 @@ class DataSection(_Section):
         if self.columns is None:
             for name in (*rows, *form):
                 raise JobError(
-                    f"[data] {name} goes with declared columns: add a table [data.columns] "
-                    "(forethought init FILE writes it)"
+                    f"[data] {name} goes with [data.columns], which forethought init FILE writes"
                 )
             return None
         from forethought.data.columns import TableSchema
@@ -745,24 +730,7 @@ class Job(_Section):
         Raises:
             JobError: no such file, no TOML, an unknown key or a value that is not allowed.
         """
-        from forethought.data.files import ENDINGS
-
-        path = Path(path)
-        if path.is_dir():
-            raise JobError(f"{path} is a folder: give a job file, such as {path / JOB_NAME}")
-        if path.suffix.lower() in ENDINGS.keys() - {".txt", ".data"}:  # a job may be called so
-            raise JobError(
-                f"{path} is data, not a job: forethought init {path} writes a job for a table"
-            )
-        try:
-            text = path.read_text(encoding="utf-8")
-        except FileNotFoundError:
-            others = sorted(one.name for one in path.parent.glob("*.toml"))[:20]
-            hint = f"; {suggestion(path.name, others)}" if others else ""
-            raise JobError(f"no job file {path}{hint}") from None
-        except (OSError, UnicodeDecodeError) as error:
-            raise JobError(f"cannot read the job file {path}: {error}") from None
-        return cls.parse(text, str(path))
+        return from_file(Path(path)).job
 
     def load_data(self, folder: Path | None = None) -> Dataset:
         """The data set that the job names.
@@ -921,12 +889,11 @@ class Job(_Section):
         from forethought.planning.plan_request import PlanRequest
 
         examples = whole("examples", examples)
-        asked, delta = self.training, self.budget.delta
+        asked = self.training
         altered = asked.augment is not None or asked.augmentations is not None
         if altered and isinstance(self.data.features, str) and self.data.features != "pixels":
             raise JobError(
-                f"augmentations alter pixels, and the features are {self.data.features!r}: drop "
-                "[training] augment and augmentations, or [data] features"
+                f"augmentations alter pixels, the features are {self.data.features!r}: drop either"
             )
         alone = asked.person_as == "group" and self.data.most_of_one_person == 1
         # As one contribution rows must be told apart; numbers alone have no rows.
@@ -937,15 +904,13 @@ class Job(_Section):
                 "[data] person (or for 'group' records_per_person), or leave it out"
             )
         budget = self.budget_of(examples)
-        delta = None if budget is not None else delta
         given: dict[str, Any] = {}
         parts: dict[str, dict[str, Any]] = {"schedule": {}, "averaging": {}}
         for name, option in keys("training").items():
             value = getattr(asked, name)
             if option.row.linear and value is not None and not self.model.linear:
                 raise JobError(
-                    f"[training] {name} goes with a linear model, and the model is "
-                    f"{self.model.name!r}: leave it out"
+                    f"[training] {name} goes with a linear model, not {self.model.name!r}: drop it"
                 )
             if option.row.part is not None and value is not None:
                 parts[option.row.part[0]][option.row.part[1]] = value
@@ -954,23 +919,19 @@ class Job(_Section):
         for name, (chosen, usual, users) in _USED_BY.items():
             if getattr(asked, name) is not None and (getattr(asked, chosen) or usual) not in users:
                 raise JobError(
-                    f"[training] {name} goes with {chosen} = {' or '.join(map(repr, users))}: add "
-                    "that, or leave it out"
+                    f"[training] {name} goes with {chosen} = {' or '.join(map(repr, users))}"
                 )
-        schedule, averaging = parts.values()
+        for part, kind in (("schedule", Schedule), ("averaging", Averaging)):
+            given[part] = kind(**parts[part]) if parts[part] else None
         return PlanRequest(
             examples=examples,
             parameters=parameters,
             budget=budget,
-            delta=delta,
+            delta=self.budget.delta if budget is None else None,
             preparation=self.data.preparation(features),
             records_per_person=self.data.most_of_one_person,
             persons=persons,
-            **given
-            | {
-                "schedule": Schedule(**schedule) if schedule else None,
-                "averaging": Averaging(**averaging) if averaging else None,
-            },
+            **given,
         )
 
     def make_plan(self, examples: int, parameters: int | None = None) -> Plan:
@@ -1145,9 +1106,24 @@ class JobRequest:
 
 
 def from_file(path: Path) -> JobRequest:
-    """Read a job file. Raises JobError."""
-    job = Job.load(path)
-    return JobRequest(path.stem, path.read_text(encoding="utf-8"), job, folder=path.parent)
+    """Read a job file; raises as :meth:`Job.load` does."""
+    from forethought.data.files import ENDINGS
+
+    if path.is_dir():
+        raise JobError(f"{path} is a folder: give a job file, such as {path / JOB_NAME}")
+    if path.suffix.lower() in ENDINGS.keys() - {".txt", ".data"}:  # a job may be called so
+        raise JobError(
+            f"{path} is data, not a job: forethought init {path} writes a job for a table"
+        )
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        others = sorted(one.name for one in path.parent.glob("*.toml"))[:20]
+        hint = f"; {suggestion(path.name, others)}" if others else ""
+        raise JobError(f"no job file {path}{hint}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise JobError(f"cannot read the job file {path}: {error}") from None
+    return JobRequest(path.stem, text, Job.parse(text, str(path)), folder=path.parent)
 
 
 def built_in(name: str) -> JobRequest:
@@ -1252,8 +1228,7 @@ def paying(request: JobRequest, ledger: str | None) -> JobRequest:
         section.update({"also": tuple(also)} if also else {})
     if "data" not in section:
         raise JobError(
-            f"--ledger {ledger} names no account: add it behind #, as in {url}#patients, or give "
-            "[ledger] data in the job"
+            f"--ledger {ledger} names no account: add it, as in {url}#patients, or [ledger] data"
         )
     change = f"paid by {section['data']!r} in {section['url']}"
     return replace(request, job=_validated(tables), overrides=(*request.overrides, change))
@@ -1264,4 +1239,4 @@ def _validated(tables: Mapping[str, Any], name: str = "", text: str = "") -> Job
     try:
         return Job.model_validate(tables)
     except ValidationError as error:
-        raise JobError(explain_errors(name, text, error.errors(), Job)) from None
+        raise JobError(explain_errors(name, text, error.errors())) from None

@@ -23,6 +23,7 @@ from forethought.planning.plan_request import PlanRequest, noise_borne, table_ra
 from forethought.planning.solve import of_persons, plan, roughly
 from forethought.rounds.contributions import Loss
 from forethought.rounds.preparation import InputConstants
+from forethought.statistics.kinds import Statistic
 from forethought.statistics.sections import statistic
 from forethought.training import records
 from forethought.training.metrics import Decisions, chosen_measures, learnt
@@ -78,8 +79,8 @@ class ModelCard(Stored):
             return super().load(path)
         except FileNotFoundError:
             raise JobError(
-                f"{Path(path).parent} holds no model that can be applied: there is no "
-                f"{Path(path).name} in it. Give a run folder that forethought train has finished"
+                f"{Path(path).parent} holds no model that can be applied, as it has no "
+                f"{Path(path).name}. Give a run folder that forethought train has finished"
             ) from None
         except (OSError, ValueError) as error:
             raise JobError(f"{path} is damaged: {error}. Restore it from a copy") from None
@@ -199,9 +200,8 @@ class Loaded:
         if not numbers or asked.budget is None or self.persons is not None or other:
             if job.training.ranges:
                 raise JobError(
-                    "[training] ranges = true needs a budget, numbers with declared ranges in "
-                    "[data.columns], one row a person, and no standardise: leave it out, or one "
-                    "of these"
+                    "[training] ranges = true needs a budget, numbers with ranges in "
+                    "[data.columns], one row a person, and no standardise"
                 )
             return None
         budget = roughly(asked, asked.budget)
@@ -306,8 +306,7 @@ class Loaded:
         costs = self._of_classes("predict", "costs") or ()
         if used is not None and here is None:
             raise JobError(
-                "[predict] prevalence is against the share of each class among the records: "
-                "declare that as well, [data] prevalence"
+                "[predict] prevalence is against [data] prevalence, of the records: declare both"
             )
         clip, before = None, plan and plan.preparation
         if plan and before and "means" in before.statistics and before.becomes:
@@ -327,8 +326,7 @@ class Loaded:
             raise JobError(f"{what} goes with classes: drop it for a regression or labels")
         if len(given) != data.classes:
             raise JobError(
-                f"{what} has {len(given)} numbers, the data have {data.classes} classes: give one "
-                "a class, class 0 first"
+                f"{what} has {len(given)} numbers, the data have {data.classes} classes: one each"
             )
         if name == "costs":
             return tuple(map(float, given))
@@ -430,9 +428,7 @@ def load_job(request: JobRequest, data_dir: Path | None = None) -> Loaded:
         ValueError: no such model, options it does not have, an invalid delay of a federation, or
             an unknown key of a statistic.
     """
-    schema = request.job.data.table_schema() if request.job.statistics else None
-    for asked in request.job.statistics or ():
-        statistic(asked, None if schema is None else schema.parsed())
+    statistics_of(request.job)
     dataset = request.job.load_data(data_dir)
     fixed = dataset.fixed_features
     if fixed is not None and fixed != request.job.data.features:
@@ -449,6 +445,20 @@ def load_job(request: JobRequest, data_dir: Path | None = None) -> Loaded:
         budget = request.job.budget_of(examples)
         request, dataset = _with_functions(request, dataset, examples, budget)
         return Loaded(request, dataset, request.job.build_model(dataset), few)
+
+
+def statistics_of(job: Job) -> list[Statistic]:
+    """The job's ``[[statistics]]``.
+
+    Raises:
+        ValueError: an unknown kind or key of a statistic, or a value of another type.
+    """
+    schema = job.data.table_schema() if job.statistics else None
+    declared = None if schema is None else schema.parsed()
+    try:
+        return [statistic(asked, declared) for asked in job.statistics or ()]
+    except TypeError as error:  # a value of another type, as a call in Python is told
+        raise JobError(f"[[statistics]]: {error}") from None
 
 
 def _with_functions(
@@ -510,8 +520,7 @@ def _with_curves(
         )
     if job.training.ranges or job.training.basis not in ("auto", "none"):
         raise JobError(
-            "[training] ranges, basis: an additive model has functions of its own, on the ranges "
-            "that are declared: leave both out"
+            "[training] ranges, basis: an additive model has functions of its own: leave both out"
         )
     options = {"pieces": PIECES, "pairs": "auto", **job.model.options}
     if options["pairs"] == "auto":
@@ -558,14 +567,12 @@ def require_possible(job: Job) -> None:
     """
     if isinstance(job.data.standardise, str):
         raise JobError(
-            f"[data] standardise = {job.data.standardise!r}: every member would standardise by "
-            "figures of its own, and one model would be fed different inputs; give public "
-            "constants, standardise = [mean, deviation], or declare ranges in [data.columns]"
+            f"[data] standardise = {job.data.standardise!r}: every member would have figures of "
+            "its own; give public ones, [mean, deviation], or declare ranges in [data.columns]"
         )
     if job.training.ranges:
         raise JobError(
-            "[training] ranges: every member would encode its table by ranges of its own, and one "
-            "model would be fed different inputs; declare ranges in [data.columns]"
+            "[training] ranges: every member would have its own; declare them in [data.columns]"
         )
     if job.data.person is None and job.data.most_of_one_person > 1:
         raise JobError(

@@ -6,6 +6,7 @@ torchrun, or between sites.
 
 from __future__ import annotations
 
+import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -46,7 +47,7 @@ from forethought.training.execution import InterruptGuard, launched
 from forethought.training.folder import KEYS, RESERVATION, untied, wipe
 from forethought.training.metrics import evaluate
 from forethought.training.records import require_fit
-from forethought.values.checks import require_only
+from forethought.values.checks import one_of, require_only
 from forethought.values.plan import other_terms, promised
 
 if TYPE_CHECKING:
@@ -97,14 +98,21 @@ class Membership:
         keys = Keys.load(folder)
         if kind == "federation":
             return cls(keys, Roster.load(folder / ROSTER), Federation.load(folder / FEDERATION))
-        first = np.load(folder / FIRST, allow_pickle=False)
         own = keys, PeerRoster.load(folder / ROSTER), Gossip.load(folder / GOSSIP)
-        return cls(*own, np.ascontiguousarray(first, dtype=np.float32))
+        return cls(*own, _first_in(folder))
 
     @property
     def place(self) -> int:
         """The member's own place in the roster."""
         return int(self.roster.place(self.keys))
+
+
+def _first_in(folder: Path) -> Vector:
+    """The first weights of a gossip. Raises GossipError: their file is damaged."""
+    try:
+        return np.ascontiguousarray(np.load(folder / FIRST, allow_pickle=False), dtype=np.float32)
+    except (EOFError, zipfile.BadZipFile, ValueError, TypeError) as error:
+        raise GossipError(f"{folder / FIRST} is damaged ({error}): take another's copy") from None
 
 
 def make_everybody(
@@ -148,8 +156,7 @@ def join(
     found = {one.name: one for one in map(Identity.load, identities)}
     if sorted(found) != sorted(wanted) or len(identities) != len(wanted):
         raise JobError(
-            f"identities of {', '.join(sorted(found))} were given; the job needs exactly those of "
-            f"{', '.join(wanted)}"
+            f"the job needs the identities of {', '.join(wanted)}, not {', '.join(sorted(found))}"
         )
     return _hand_out(request, agreed_on, first, [found[name] for name in wanted], (out,))
 
@@ -261,9 +268,8 @@ class _Member:
         # A declared table and other data say different things, and cannot be compared.
         if own != agreed and own.startswith(_TABLE) == agreed.startswith(_TABLE):
             raise JobError(
-                f"[data] turns records into other inputs than those that {self.agreed.file} was "
-                "made for: take the columns, their order, their ranges and words, the classes and "
-                "their weights, features and standardise of the job that all agreed on"
+                f"[data] turns records into other inputs than {self.agreed.file} has: take "
+                "the columns, words, ranges, classes, weights, features and standardise agreed on"
             )
 
     def share(
@@ -427,9 +433,9 @@ def take_part_in_job(
         options: of :func:`forethought.holders.driving.over_streams`.
 
     Raises:
-        JobError: no such engine. FederationError: the federation has other terms than the job.
+        ValueError: no such engine. FederationError: the federation has other terms than the job.
     """
-    require_engine(engine)
+    one_of("engine", engine, ENGINES)
     held = Membership.load(folder, "federation")
     federation, me = held.agreed, held.place
     if request.job.payer is not None and not (out / RESERVATION).is_file():
@@ -474,16 +480,6 @@ def _address(request: JobRequest, address: str | None, least: int = 1) -> str:
     if not where.startswith(SCHEMES) and not is_address(where, least):
         raise JobError(f"the address {where!r} is none: give host:port, such as {DEFAULT_ADDRESS}")
     return where
-
-
-def require_engine(name: str) -> None:
-    """Refuse an unknown engine.
-
-    Raises:
-        JobError: the engine is unknown; the message names the known ones.
-    """
-    if name not in ENGINES:
-        raise JobError(f"no engine {name!r}: {' or '.join(ENGINES)}")
 
 
 # Flower as a transport: the same state machines in a ServerApp and in a ClientApp of a SuperNode.
@@ -576,8 +572,7 @@ def _places(config: Mapping[str, Any]) -> tuple[Path, Path, Path]:
         raise JobError(
             f"the configuration lacks {', '.join(missing)}: give job, keys and out, each a path"
         )
-    job, keys, out = (Path(str(config[name])) for name in ("job", "keys", "out"))
-    return job, keys, out
+    return Path(str(config["job"])), Path(str(config["keys"])), Path(str(config["out"]))
 
 
 # A gossip's workers.
@@ -686,7 +681,7 @@ def begun_in(
             problem = f"the job's budget or data are not those of {GOSSIP}: choose another folder"
         if problem is not None:
             raise GossipError(f"{out}: {problem}")
-    return kept, np.load(out / FIRST, allow_pickle=False)
+    return kept, _first_in(out)
 
 
 def cluster_worker(

@@ -127,8 +127,7 @@ class Predictor:
 
         if self.card.multilabel or self.constants.shift:
             raise JobError(
-                "why is told of one label, and of columns that are not standardised: the curves of "
-                "several labels are in report.html"
+                "why is told of one label, of columns that are not standardised; see report.html"
             )
         try:
             model = addition_of(self._encoder(), self.model, shift=self._decisions.shift)
@@ -219,11 +218,8 @@ class Predictor:
         if self.card.features is not None and found.shape[1:] != self.card.inputs:
             # Images of another shape could give features of the same shape, unnoticed.
             if self.card.images is not None and found.shape[1:] != self.card.images:
-                raise DataError.unexpected(
-                    "the records",
-                    f"images of shape {found.shape[1:]}",
-                    f"{self.card.images}, as in training",
-                )
+                wanted = f"{self.card.images}, as in training"
+                raise DataError.unexpected("the records", f"images of {found.shape[1:]}", wanted)
             found = features_of(found, self.card.features)
         if found.shape[1:] != self.card.inputs:
             raise DataError.unexpected(
@@ -289,10 +285,7 @@ def load(folder: str | Path) -> Predictor:
     with _applied(path / CARD):
         card = ModelCard.load(path / CARD)
         if not run.finished:
-            raise JobError(
-                f"the run in {path} has not ended: continue it with forethought train --resume "
-                f"{path}"
-            )
+            raise JobError(f"{path} has not ended: continue with forethought train --resume {path}")
         with importable_from(path.parent):
             model = build(
                 card.name, inputs=card.inputs, classes=card.classes or 1, seed=0, **card.options
@@ -310,8 +303,7 @@ def load(folder: str | Path) -> Predictor:
     for name, named in stated.items():
         if named and named != content_hash((path / name).read_bytes()):
             raise JobError(
-                f"{path / name} is not the model, or the part of it, that the statement beside it "
-                "is about: restore it from a copy"
+                f"{path / name} is not what the statement beside it names: restore it from a copy"
             )
     return Predictor(model.eval(), card, statement, path, constants)
 
@@ -352,8 +344,7 @@ def _frame_of(records: object, encoder: Encoder) -> pl.DataFrame:
         isinstance(values, str) or not isinstance(values, Iterable) for values in records.values()
     ):
         raise TypeError(
-            "records are a frame, a mapping of columns, or a sequence of mappings: give one row as "
-            "[row]"
+            "records are a frame, a mapping of columns, or a sequence of mappings: one row is [row]"
         )
     return pl.DataFrame({str(name): _series(values) for name, values in records.items()})
 

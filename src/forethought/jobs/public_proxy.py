@@ -109,9 +109,8 @@ def utility_of(
     if proxy is None:
         if not leaks:
             raise JobError(
-                "a utility graph trains without noise, so it is for public data: --public-proxy "
-                "NAME, or synthetic; with --leaks accept it takes the job's own, and what that "
-                "shows of them is in no ε"
+                "a utility graph trains without noise: give --public-proxy NAME, or synthetic; "
+                "with --leaks accept it takes the job's own, and what that shows is in no ε"
             )
         data, source = private, "private"
     else:
@@ -258,8 +257,8 @@ def compare_models(
         loaded = load_job(replace(request, job=job), data_dir)
         if loaded.dataset.multilabel:
             raise JobError(
-                "compare goes by accuracy or R², which need one label a record: train with each "
-                "model on public data instead, and compare the reports"
+                "compare needs one label a record: train each model on public data instead, and "
+                "compare the reports"
             )
         plan = loaded.plan()
 

@@ -11,6 +11,7 @@ from forethought.accounting.interval import warn_if_hollow
 from forethought.accounting.statement import Statement
 from forethought.data.files import TABLES
 from forethought.jobs.job import JOB_NAME, JobError, JobRequest
+from forethought.jobs.load import statistics_of
 from forethought.statistics.released import Released, needed
 from forethought.statistics.released import request as asked_of
 from forethought.statistics.table import rows
@@ -42,7 +43,7 @@ def release_job(
         )
     # ε of one round does not depend on the number of records, so 1 will do; intervals depend on it.
     planned = asked_of(
-        job.statistics,
+        statistics_of(job),
         examples=1,
         budget=budget.epsilon,
         delta=budget.delta,

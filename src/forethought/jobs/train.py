@@ -25,7 +25,7 @@ from forethought.data.dataset import Dataset, PersonRows, Split, one_row_each
 from forethought.jobs.job import JOB_NAME, JobError, JobRequest, as_given, overridden
 from forethought.jobs.load import Loaded, load_job, public_constants
 from forethought.ledger.book import Charge, unit_of
-from forethought.ledger.paid_run import Advice, Ledger
+from forethought.ledger.paid_run import Advice
 from forethought.planning.alternatives import Front, pareto, plan_phases, plan_tuning
 from forethought.planning.defaults import weight_noise
 from forethought.planning.forecast import SUPPOSED, Forecast, forecast
@@ -150,15 +150,13 @@ def propose(
         loaded.require_metrics()
         asked = loaded.plan_request()
     graph = None if utility is None else UtilityGraph.load(utility)
-    front = None
+    front = trial = tried = None
     alternatives: tuple[Neighbour, ...] = ()
     if limits is not None:
-        front = pareto(
-            asked,
-            clip_norms=None if graph is None else graph.clip_norms,
-            loss_of_utility=None if graph is None else graph.loss,
-            limits=without_none(limits),
-        )
+        of_graph: dict[str, Any] = {}
+        if graph is not None:
+            of_graph = {"clip_norms": graph.clip_norms, "loss_of_utility": graph.loss}
+        front = pareto(asked, limits=without_none(limits), **of_graph)
         chosen = front.best(weights).plan
     else:
         chosen = plan(asked if graph is None else asked.with_(**graph.plan_arguments(tolerance)))
@@ -168,10 +166,9 @@ def propose(
     if loaded is not None:
         chosen = loaded.with_caveats(chosen)
         require_trainable(loaded, chosen)
-    trial = seconds_of(loaded, chosen) if timed and loaded is not None else None
-    tried = None
-    if loaded is not None and (measured or (trial and not loaded.request.job.model.linear)):
-        tried = cost_of(loaded, chosen, measured)
+        trial = seconds_of(loaded, chosen) if timed else None
+        if measured or (trial and not loaded.request.job.model.linear):
+            tried = cost_of(loaded, chosen, measured)
     return Proposal(chosen, alternatives, front, loaded, trial, tried)
 
 
@@ -264,7 +261,7 @@ def seconds_of(loaded: Loaded, plan: Plan) -> float | None:
         with contextlib.suppress(_EnoughRounds):
             run(PreparedJob(stand_in, plan), Path(folder) / "run", progress=watch)
     begin, rounds = stamps[1] - stamps[0], np.diff(stamps[1:])
-    return float(begin + rounds.mean() * (plan.rounds - 1)) if len(rounds) else float(begin)
+    return float(begin + rounds.mean() * (plan.rounds - 1)) if len(rounds) else begin
 
 
 def _like(dataset: Dataset) -> Dataset:
@@ -338,13 +335,12 @@ def prepare(
         if until is None:
             raise JobError("a largest epsilon goes with an accuracy to run until")
         request = overridden(request, {"epsilon": real("max_epsilon", max_epsilon, above=0)})
+    if until is not None:  # a run in phases releases no ranges
+        request = replace(request, job=request.job.without_ranges())
     if request.job.payer is not None and resume is None:
         request.job.payer.require()  # report an exhausted budget before the data are read
     loaded = load_job(request, data_dir)
     loaded.require_metrics()
-    if until is not None:
-        own = replace(loaded.request, job=loaded.request.job.without_ranges())
-        loaded = replace(loaded, request=own)  # a run in phases releases no ranges
     if resume is None:
         request.job.recognise(data_dir, loaded.dataset)
     else:
@@ -355,57 +351,48 @@ def prepare(
             return PreparedJob(loaded, Plan.load(resume / PLAN))
     if until is not None and (request.job.budget.epsilon is None or loaded.dataset.test is None):
         raise JobError(
-            "a run until an accuracy needs a budget (--max-epsilon) and held-out data (test or "
-            "holdout in the job's [data]) to measure it on"
+            "a run until an accuracy needs a budget (--max-epsilon) and held-out data to measure it"
         )
     plan = loaded.plan() if saved_plan is None else _saved(saved_plan, loaded)
     warn_if_hollow(plan.delta, plan.examples, plan.records_per_person)
     if until is not None:
         if plan.preparation is not None and not plan.preparation.centres:
             raise JobError(
-                "a run until an accuracy is planned in phases, which pay for no preparation: "
-                "standardise with public constants, and leave [training] ranges out"
+                "phases pay for no preparation: standardise with public constants, without ranges"
             )
         if plan.records_per_person > 1:
             raise JobError(
                 "a run until an accuracy protects single records, and a person may have "
-                f"{plan.records_per_person}: declare [data] person, and [training] person_as = "
-                "'contribution', so that a person is one record"
+                f"{plan.records_per_person}: declare person, with person_as = 'contribution'"
             )
         plan = plan_phases(plan)
     return PreparedJob(loaded, plan, until)
 
 
 def _saved(path: Path, loaded: Loaded) -> Plan:
-    plan = Plan.load(path)
-    own = loaded.persons if isinstance(plan.contribution, Persons) else loaded.examples
+    """A saved plan for a job's data. Raises JobError: it was made for others."""
+    plan, job = Plan.load(path), loaded.request.job
+    alone = not isinstance(plan.contribution, Persons)
+    own, most = loaded.examples if alone else loaded.persons, job.data.most_of_one_person
+    problem = ""
     if plan.examples != own:
-        raise JobError(
-            f"{path} is a plan for {plan.examples} records, the job's data have {own}: "
-            "the guarantee depends on it. Plan again with: forethought plan JOB --save PLAN"
-        )
-    most = loaded.request.job.data.most_of_one_person
-    if not isinstance(plan.contribution, Persons) and plan.records_per_person < most:
-        raise JobError(
-            f"{path} promises something to {plan.records_per_person} records together, and by the "
-            f"job {most} may be one person's. Plan again with: forethought plan JOB --save PLAN"
+        problem = f"is a plan for {plan.examples} records, the job's data have {own}"
+    elif alone and plan.records_per_person < most:
+        problem = (
+            f"promises something to {plan.records_per_person} records together, and by the job "
+            f"{most} may be one person's"
         )
     asked, encoder = plan.preparation, loaded.dataset.encoder
     if asked is not None and asked.measures:
         fits = encoder is not None and asked.numbers == len(encoder.numbers)
-        fits = fits and loaded.persons is None and loaded.request.job.data.standardise is None
-        linear = loaded.request.job.model.name == "linear" or asked.becomes is None
+        fits = fits and loaded.persons is None and job.data.standardise is None
+        linear = job.model.name == "linear" or asked.becomes is None
         if not fits or not linear or isinstance(encoder and encoder.basis, Curves):
-            raise JobError(
-                f"{path} first releases where {asked.numbers} numbers lie, and the job has another "
-                "table or model than it was made for. Plan again with: forethought plan JOB --save "
-                "PLAN"
-            )
-        if asked.features is not None and asked.features != loaded.features:
-            raise JobError(
-                f"{path} is a plan for {asked.features} features, the job has {loaded.features}. "
-                "Plan again with: forethought plan JOB --save PLAN"
-            )
+            problem = f"first releases where {asked.numbers} numbers of another table or model lie"
+        elif asked.features is not None and asked.features != loaded.features:
+            problem = f"is a plan for {asked.features} features, the job has {loaded.features}"
+    if problem:
+        raise JobError(f"{path} {problem}. Plan again with: forethought plan JOB --save PLAN")
     if (norm := loaded.plan_request().feature_norm) is not None:
         warn_of_another_model(plan, loaded.model, norm=norm)
     return loaded.with_caveats(plan)
@@ -533,17 +520,13 @@ def run(
     return found
 
 
-def _advised(ledger: Ledger, advice: Advice | None) -> Any:
-    """A job's ledger; its refusal names the largest ε that the job could still have."""
-    return SimpleNamespace(paid=partial(ledger.paid, advice=advice))
-
-
 def _payer(
     prepared: PreparedJob, folder: Path, options: dict[str, Any], held: contextlib.ExitStack
 ) -> Any:
     """The ledger that the run reserves its budget from; None: the job names none.
 
-    Where statistics are released before training, the reservation is made here.
+    Its refusal names the largest ε that the job could still have. Where
+    statistics are released before training, the reservation is made here.
     """
     loaded, advice = prepared.loaded, None
     ledger, asked = loaded.request.job.payer, loaded.request.job.budget.epsilon
@@ -556,7 +539,7 @@ def _payer(
 
     if asked is not None and prepared.until is None:
         advice = _largest(asked, charged)
-    payer = _advised(ledger, advice)
+    payer = SimpleNamespace(paid=partial(ledger.paid, advice=advice))
     plan, run = prepared.plan, RunFolder(folder)
     if plan.preparation is None or not leads() or (options["resume"] and run.finished):
         return payer
@@ -777,7 +760,7 @@ def tune_job(
         found = selection_of(plans, trials, scoring)
         return plans[0], Charge(plans[0].mechanism, selection=found, unit=unit_of(plans[0]))
 
-    payer = job.payer
+    advice, payer = _largest(job.budget.epsilon, charged), job.payer
     with threads(_threads(loaded, folder, False)):
         return search(
             lambda: job.build_model(dataset),
@@ -790,6 +773,6 @@ def tune_job(
             files={JOB_NAME: loaded.request.released_text(), CARD: loaded.card().to_json()},
             overwrite=overwrite,
             about=job.about.about(),
-            ledger=payer and _advised(payer, _largest(job.budget.epsilon, charged)),
+            ledger=payer and SimpleNamespace(paid=partial(payer.paid, advice=advice)),
             **job.run.model_dump(include={"seed", "noise_seed", "micro_batch", "device"}),
         )
