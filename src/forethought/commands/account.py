@@ -55,18 +55,12 @@ def account(
     called = ", ".join(f"--{name.replace('_', '-')}" for name in numbers)
     checks = verify or public_key is not None or ledger is not None
     incomplete = {"examples", "noise_multiplier", "batch"} - set(numbers)
-    command.refuse(
-        path is not None and numbers,
-        f"{path} says what was done: drop {called} (--group and --delta may be asked of it)",
-    )
-    command.refuse(
-        path is None and (checks or sign is not None),
-        "--verify, --ledger, --sign and --public-key need the path of a statement",
-    )
-    command.refuse(
-        path is None and incomplete,
-        "give a path, or --examples, --batch, --noise-multiplier and --epochs or --rounds",
-    )
+    words = f"{path} says what was done: drop {called} (--group and --delta may be asked of it)"
+    command.refuse(path is not None and numbers, words)
+    words = "--verify, --ledger, --sign and --public-key need the path of a statement"
+    command.refuse(path is None and (checks or sign is not None), words)
+    words = "give a path, or --examples, --batch, --noise-multiplier and --epochs or --rounds"
+    command.refuse(path is None and incomplete, words)
     if path is None:
         statement = jobs.account.account_for(
             jobs.job.from_numbers(delta=delta, **flags), examples, group
@@ -152,34 +146,27 @@ def audit(
         path is None and not self_test, "give a job file, a plan or a run folder, or --self-test"
     )
     command.refuse(quick and thorough, "give --quick or --thorough, not both")
-    command.refuse(
-        one_run and other,
-        "--one-run is one run of the whole plan: it goes with --canaries and --seed",
-    )
-    command.refuse(
-        replay and (quick or thorough or (false_alarm, seed) != (None, None)),
-        "--replay leaves nothing to chance: it goes with --rounds alone",
-    )
+    words = "--one-run is one run of the whole plan: it goes with --canaries and --seed"
+    command.refuse(one_run and other, words)
+    drawn = quick or thorough or (false_alarm, seed) != (None, None)
+    words = "--replay leaves nothing to chance: it goes with --rounds alone"
+    command.refuse(replay and drawn, words)
     if path is None:
         _self_test(output, seed)
         return
+    known: dict[str, Any] = {"data_dir": data_dir, "out": out}
     if replay:
         with report.terminal.counting(output.console, "Replaying", rounds) as progress:
-            audited = jobs.audit.replay(
-                path, rounds=rounds, data_dir=data_dir, out=out, progress=progress
-            )
+            audited = jobs.audit.replay(path, rounds=rounds, progress=progress, **known)
     else:
+        known |= {"level": "quick" if quick else "thorough" if thorough else "standard"}
+        known |= {
+            "false_alarm": false_alarm,
+            "seed": seed,
+            "one_run": canaries if one_run else None,
+        }
         with report.terminal.counting(output.console, "Auditing", 5) as progress:
-            audited = jobs.audit.audit(
-                path,
-                data_dir=data_dir,
-                out=out,
-                level="quick" if quick else "thorough" if thorough else "standard",
-                false_alarm=false_alarm,
-                seed=seed,
-                one_run=canaries if one_run else None,
-                progress=progress,
-            )
+            audited = jobs.audit.audit(path, progress=progress, **known)
     written, figure = jobs.audit.save(audited)
     if figure is not None:
         report.audit.draw_audit(audited.audit, figure)

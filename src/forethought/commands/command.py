@@ -216,10 +216,8 @@ def together(*pairs: tuple[str, object, str, object]) -> None:
 def host_port(address: str | None) -> str | None:
     """The given address, refused unless it is host:port; gRPC would make something of any other."""
     found = re.fullmatch(r"(\[[\da-fA-F:.]+\]|[^][:/\s]+):(\d{1,5})", address or "")
-    refuse(
-        address is not None and (found is None or int(found[2]) > 65535),
-        f"{address!r} is no address: give host:port, such as 127.0.0.1:8750, a port up to 65535",
-    )
+    words = f"{address!r} is no address: give host:port, such as 127.0.0.1:8750, a port up to 65535"
+    refuse(address is not None and (found is None or int(found[2]) > 65535), words)
     return address
 
 

@@ -45,10 +45,8 @@ def _book(place: str, token_file: Path | None = None, key: Path | None = None) -
 def _store(place: str, key: Path | None) -> books.store.Store:
     """The ledger in a database, for commands that a ledger service does not offer."""
     url = url_of(place)
-    command.refuse(
-        url.startswith(("http://", "https://")),
-        "this needs the database itself: run it where the book is, not through the service",
-    )
+    words = "this needs the database itself: run it where the book is, not through the service"
+    command.refuse(url.startswith(("http://", "https://")), words)
     return books.paid_run.stored(url, key)
 
 
@@ -195,14 +193,11 @@ def export(
     token_file: Path | None = TOKEN_FILE,
 ) -> None:
     """For an auditor: the year of a data set as one page, or the whole book as JSON."""
-    command.refuse(
-        out.suffix not in (".html", ".json"),
-        f"--out is a page (.html) or the book (.json), not {out.name}",
-    )
+    words = f"--out is a page (.html) or the book (.json), not {out.name}"
+    command.refuse(out.suffix not in (".html", ".json"), words)
     command.refuse(out.suffix == ".html" and data is None, "a page is of one data set: give --data")
-    command.refuse(
-        out.suffix == ".json" and data is not None, "the JSON is of the whole book: drop --data"
-    )
+    whole = out.suffix == ".json"
+    command.refuse(whole and data is not None, "the JSON is of the whole book: drop --data")
     read = Path(url_of(place).removeprefix("sqlite:///"))
     command.to_write(out, overwrite=overwrite, reads=read)
     with closing(_book(place, token_file)) as book:

@@ -112,15 +112,11 @@ def plan(
         ("--gpu-memory", gpu_memory is not None, "a job file", job_file is not None),
         ("--rehearse", rehearse, "a job file", job_file is not None),
     )
-    command.refuse(
-        (job_file is None) == (numbers["examples"] is None),
-        "give a job file, or --examples and what is known (see --help)",
-    )
-    command.refuse(
-        job_file is not None and any(value is not None for value in (each, *numbers.values())),
-        "--records-per-person, --persons and --parameters go with --examples: a job's data say "
-        "whose each record is, with person under [data], and its model has its own number",
-    )
+    words = "give a job file, or --examples and what is known (see --help)"
+    command.refuse((job_file is None) == (numbers["examples"] is None), words)
+    words = "--records-per-person, --persons and --parameters go with --examples: a job has its own"
+    given = any(value is not None for value in (each, *numbers.values()))
+    command.refuse(job_file is not None and given, words)
     command.to_write(save, "--save", kind=Plan)
     if job_file is None:
         request = jobs.job.from_numbers(records_per_person=each, **flags)

@@ -44,21 +44,15 @@ def train(
     from forethought.training.folder import RunSummary
 
     goes_on, numbers = resume is not None, without_none(flags)
-    command.refuse(
-        (job_file is not None) + demo + goes_on != 1,
-        "give exactly one of: a job file, --demo, --resume RUN_FOLDER",
-    )
+    words = "give exactly one of: a job file, --demo, --resume RUN_FOLDER"
+    command.refuse((job_file is not None) + demo + goes_on != 1, words)
     own: dict[str, Any] = {"--out": out, "--overwrite": overwrite or None, "--plan": plan_file}
     own |= {"--until-accuracy": until_accuracy, "--ledger": ledger, "the numbers": numbers or None}
     given = " and ".join(without_none(own))
-    command.refuse(
-        goes_on and given,
-        f"a resumed run keeps the plan it began with, its folder and its ledger: drop {given}",
-    )
-    command.refuse(
-        plan_file is not None and numbers,
-        "a saved plan is run as it is: drop --plan, or the numbers given with it",
-    )
+    words = f"a resumed run keeps the plan it began with, its folder and its ledger: drop {given}"
+    command.refuse(goes_on and given, words)
+    words = "a saved plan is run as it is: drop --plan, or the numbers given with it"
+    command.refuse(plan_file is not None and numbers, words)
     until = until_accuracy is not None
     command.together(("--max-epsilon", max_epsilon is not None, "--until-accuracy", until))
     if resume is not None:

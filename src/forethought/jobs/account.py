@@ -105,13 +105,8 @@ def again(
         return statement
     if group != statement.group:
         _require_so_many(group, statement.examples)
-    other = account(
-        statement.mechanism,
-        delta,
-        group=group,
-        accountant=statement.accountant,
-        randomness=statement.randomness,
-    )
+    own, way = statement.randomness, statement.accountant
+    other = account(statement.mechanism, delta, group=group, accountant=way, randomness=own)
     kept = ("caveats", "releases", "examples", "clip_norm", "plan", "about")
     return replace(other, **{name: getattr(statement, name) for name in kept})
 
@@ -219,15 +214,9 @@ def _verified(
     others = None
     if statement.accountant["kind"] in OF_OTHERS:
         others = _agreed_by_others(federation or gossip, statement)
-    outcome = verification.check(
-        statement,
-        plan,
-        _hash_of(found.with_name(MODEL)) if found.name == STATEMENT else None,
-        transcript,
-        others,
-        None if alone else files,
-        signer,
-    )
+    model = _hash_of(found.with_name(MODEL)) if found.name == STATEMENT else None
+    beside = plan, model, transcript, others, None if alone else files
+    outcome = verification.check(statement, *beside, signer)
     if IN_BOOK not in texts:
         return outcome
     why = "the book of the data set was not asked: give --ledger BOOK"

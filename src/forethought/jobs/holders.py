@@ -269,19 +269,10 @@ def simulate_job(
     settings = loaded.request.job.run
     plans = enumerate(held.agreed.own_plans)
     own = [load.arranged_for(loaded, held.share(place), plan) for place, plan in plans]
-    run = simulate(
-        held.shared.model,
-        [one.data for one in own],
-        held.agreed,
-        times,
-        loss=own[0].loss,
-        test=loaded.held_out,
-        seeds=Seeds(settings.seed, settings.noise_seed),
-        out=out,
-        micro_batch=settings.micro_batch,
-        fused=held.fused,
-        **options,
-    )
+    options |= {"loss": own[0].loss, "test": loaded.held_out, "out": out, "fused": held.fused}
+    options |= {"seeds": Seeds(settings.seed, settings.noise_seed)}
+    options |= {"micro_batch": settings.micro_batch}
+    run = simulate(held.shared.model, [one.data for one in own], held.agreed, times, **options)
     if isinstance(held.agreed, Federation) and held.agreed.rule == "asynchronous":
         # Sample sizes are matched to speeds; for the comparison all clients have the same share.
         typical, middle = float(np.median(times.compute)), float(np.median(held.speeds))

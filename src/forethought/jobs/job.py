@@ -263,7 +263,7 @@ class HoldersSection(_Section):
         count = getattr(self, f"{self.member}s")
         if self.tables and count not in (None, len(self.tables)):
             raise ValueError(
-                f"{self.member}s = {count}, there are {len(self.tables)} [[{self.kind}.{self.member}]]"
+                f"{self.member}s = {count}, and there are {len(self.tables)} tables of them"
             )
         told = {table.examples is not None for table in self.tables}
         if len(told) > 1 or any(table.folder and True not in told for table in self.tables):
@@ -955,13 +955,9 @@ class Job(_Section):
         """
         from forethought.models import build
 
-        return build(
-            self.model.name,
-            inputs=dataset.shape,
-            classes=dataset.classes or 1,
-            seed=self.run.seed,
-            **self.model.options,
-        )
+        classes, seed = dataset.classes or 1, self.run.seed
+        own = self.model
+        return build(own.name, inputs=dataset.shape, classes=classes, seed=seed, **own.options)
 
     @classmethod
     def parse(cls, text: str, name: str = "job") -> Job:

@@ -387,15 +387,11 @@ def serve_job(
     taking_part.require_architecture(shared, federation)
     if not (out / JOURNAL).exists():
         require_only(out, START)
-    served = serve(
-        federation,
-        member.roster,
-        member.keys,
-        shared.read(),
-        out,
-        carry or over_grpc(member.roster, member.keys, _address(request, address, 0), **options),
-        average=partial(ReportedAverage.of, federation, shared.layout),
-    )
+    if carry is None:
+        where = _address(request, address, 0)
+        carry = over_grpc(member.roster, member.keys, where, **options)
+    known = federation, member.roster, member.keys, shared.read(), out, carry
+    served = serve(*known, average=partial(ReportedAverage.of, federation, shared.layout))
     if not served.finished:
         return served, None
     shared.write(served.weights)

@@ -10,6 +10,7 @@ import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -72,17 +73,14 @@ def rehearse_job(
     private = loaded.dataset
     if plan.preparation is not None:  # a public table keeps its declared ranges
         plan = plan.remade(preparation=plan.preparation.unmeasured)
-    return rehearse_plan(
-        plan,
-        lambda: loaded.request.job.build_model(private),
-        SyntheticSource(private.shape, private.classes, plan.examples)
-        if proxy in (None, SYNTHETIC)
-        else _public(loaded, proxy, plan.examples, data_dir),
-        repeats=repeats,
-        loss=loaded.loss,
-        relation=relation,  # type: ignore[arg-type]  # rehearse refuses another
-        progress=progress,
-    )
+    source: SyntheticSource | Dataset
+    if proxy in (None, SYNTHETIC):
+        source = SyntheticSource(private.shape, private.classes, plan.examples)
+    else:
+        source = _public(loaded, proxy, plan.examples, data_dir)
+    build = partial(loaded.request.job.build_model, private)
+    known: dict[str, Any] = {"repeats": repeats, "relation": relation, "progress": progress}
+    return rehearse_plan(plan, build, source, loss=loaded.loss, **known)
 
 
 def utility_of(
@@ -116,16 +114,11 @@ def utility_of(
     else:
         data = _public(loaded, proxy, len(private.train), data_dir)
         source = SYNTHETIC if proxy == SYNTHETIC else "public"
-    test = data.test
-    return utility_graph(
-        lambda: loaded.request.job.build_model(private),
-        (data.train.inputs, data.train.targets),
-        source=source,  # type: ignore[arg-type]
-        leaks="accept" if leaks else None,
-        test=None if test is None else (test.inputs, test.targets),
-        progress=progress,
-        **settings,
-    )
+    own, test = data.train, data.test
+    known: dict[str, Any] = {"source": source, "leaks": "accept" if leaks else None, **settings}
+    known |= {"test": None if test is None else (test.inputs, test.targets), "progress": progress}
+    build = partial(loaded.request.job.build_model, private)
+    return utility_graph(build, (own.inputs, own.targets), **known)
 
 
 # Comparison of several models for one job, before any privacy budget is spent.
@@ -502,15 +495,10 @@ def rehearse(
         return FederatedRehearsal(source, tuple(accuracies), seconds)
     target = float(np.mean([run.accuracy or 0.0 for run in runs[0]])) - WITHIN
     others = [_tried(found, target, runs[0], records) for found in runs[1:]]
-    return GossipRehearsal(
-        source,
-        replace(
-            _tried(runs[0], target, runs[0], records), graph="all", mixing="allreduce", error=0.0
-        ),
-        tuple(sorted(others, key=lambda t: (t.seconds is None, t.seconds or 0.0, -t.accuracy))),
-        repeats,
-        records,
-    )
+    others.sort(key=lambda one: (one.seconds is None, one.seconds or 0.0, -one.accuracy))
+    lead = _tried(runs[0], target, runs[0], records)
+    lead = replace(lead, graph="all", mixing="allreduce", error=0.0)
+    return GossipRehearsal(source, lead, tuple(others), repeats, records)
 
 
 def _tried(

@@ -12,6 +12,7 @@ from forethought.accounting.statement import Statement
 from forethought.data.files import TABLES
 from forethought.jobs.job import JOB_NAME, JobError, JobRequest
 from forethought.jobs.load import statistics_of
+from forethought.ledger.book import Unit
 from forethought.statistics.released import Released, needed
 from forethought.statistics.released import request as asked_of
 from forethought.statistics.table import rows
@@ -56,11 +57,8 @@ def release_job(
         require_only(out)
         paid = None
         if job.payer is not None:
-            paying = job.payer.paid(
-                planned.mechanism,
-                group=planned.group,
-                unit="record" if job.data.person is None else "person",
-            )
+            unit: Unit = "record" if job.data.person is None else "person"
+            paying = job.payer.paid(planned.mechanism, group=planned.group, unit=unit)
             paid = held.enter_context(paying)
         job.recognise(data_dir)
         found = rows(job.table(data_dir), needed(planned.statistics), schema)
