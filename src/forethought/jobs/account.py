@@ -215,8 +215,8 @@ def _verified(
     if statement.accountant["kind"] in OF_OTHERS:
         others = _agreed_by_others(federation or gossip, statement)
     model = _hash_of(found.with_name(MODEL)) if found.name == STATEMENT else None
-    beside = plan, model, transcript, others, None if alone else files
-    outcome = verification.check(statement, *beside, signer)
+    known = plan, model, transcript, others, None if alone else files
+    outcome = verification.check(statement, *known, signer)
     if IN_BOOK not in texts:
         return outcome
     why = "the book of the data set was not asked: give --ledger BOOK"
@@ -622,6 +622,6 @@ def _schema_of(path: Path) -> str:
         values = parse(read_outside(path))
     except ValueError as error:
         raise ValueError(
-            f"{path}: {error}. Give a plan, a statement or a run folder; a job to forethought plan"
+            f"{path}: {error}. Give a plan, statement or run folder; of a job ask forethought plan"
         ) from None
     return str(values.get("schema", "")) if isinstance(values, dict) else ""

@@ -389,19 +389,11 @@ class Loaded:
         Args:
             plan: as for :meth:`decisions`.
         """
-        job, data = self.request.job, self.dataset
-        return ModelCard(
-            job.model.name,
-            job.model.options,
-            data.shape,
-            data.classes,
-            data.fixed_features,
-            records.PREPARED if isinstance(job.data.standardise, str) else job.data.standardise,
-            data.encoder,
-            data.multilabel,
-            data.image_shape,
-            self.decisions(plan),
-        )
+        model, data, given = self.request.job.model, self.dataset, self.request.job.data.standardise
+        own = model.name, model.options, data.shape, data.classes, data.fixed_features
+        by = records.PREPARED if isinstance(given, str) else given
+        rule, images = self.decisions(plan), data.image_shape
+        return ModelCard(*own, by, data.encoder, data.multilabel, images, rule)
 
     def with_caveats(self, plan: Plan) -> Plan:
         """The plan with a caveat for everything that loading read from the private data."""
@@ -567,8 +559,8 @@ def require_possible(job: Job) -> None:
     """
     if isinstance(job.data.standardise, str):
         raise JobError(
-            f"[data] standardise = {job.data.standardise!r}: every member would have figures of "
-            "its own; give public ones, [mean, deviation], or declare ranges in [data.columns]"
+            f"[data] standardise = {job.data.standardise!r}: every member would standardise by "
+            "figures of its own; give public ones, [mean, deviation], or ranges in [data.columns]"
         )
     if job.training.ranges:
         raise JobError(

@@ -303,7 +303,7 @@ def load(folder: str | Path) -> Predictor:
     for name, named in stated.items():
         if named and named != content_hash((path / name).read_bytes()):
             raise JobError(
-                f"{path / name} is not what the statement beside it names: restore it from a copy"
+                f"{path / name} is not the model that its statement names: restore it from a copy"
             )
     return Predictor(model.eval(), card, statement, path, constants)
 
@@ -344,7 +344,7 @@ def _frame_of(records: object, encoder: Encoder) -> pl.DataFrame:
         isinstance(values, str) or not isinstance(values, Iterable) for values in records.values()
     ):
         raise TypeError(
-            "records are a frame, a mapping of columns, or a sequence of mappings: one row is [row]"
+            "records are a frame, a mapping of columns, or a sequence of mappings; one row as [row]"
         )
     return pl.DataFrame({str(name): _series(values) for name, values in records.items()})
 

@@ -491,21 +491,11 @@ def run(
     loaded, folder = prepared.loaded, RunFolder(folder).path
     if not resume:  # before a ledger is charged, and before anything is released
         require_trainable(loaded, prepared.plan)
-    settings = loaded.request.job.run
-    options: dict[str, Any] = {
-        "test": loaded.held_out,
-        "out": folder,
-        "loss": loaded.loss,
-        "files": {
-            JOB_NAME: loaded.request.released_text(),
-            CARD: loaded.card(prepared.plan).to_json(),
-        },
-        "about": loaded.request.job.about.about(),
-        "resume": resume,
-        "overwrite": overwrite,
-        "progress": progress,
-        **settings.model_dump(exclude={"threads", "metrics"}),
-    }
+    job, card = loaded.request.job, loaded.card(prepared.plan).to_json()
+    options: dict[str, Any] = job.run.model_dump(exclude={"threads", "metrics"})
+    options |= {"test": loaded.held_out, "loss": loaded.loss, "about": job.about.about()}
+    options |= {"files": {JOB_NAME: loaded.request.released_text(), CARD: card}, "out": folder}
+    options |= {"resume": resume, "overwrite": overwrite, "progress": progress}
     with contextlib.ExitStack() as held:
         held.enter_context(threads(_threads(loaded, folder, resume)))
         options["ledger"] = _payer(prepared, folder, options, held)
