@@ -154,19 +154,23 @@ def audit(
     if path is None:
         _self_test(output, seed)
         return
-    known: dict[str, Any] = {"data_dir": data_dir, "out": out}
     if replay:
         with report.terminal.counting(output.console, "Replaying", rounds) as progress:
-            audited = jobs.audit.replay(path, rounds=rounds, progress=progress, **known)
+            audited = jobs.audit.replay(
+                path, rounds=rounds, data_dir=data_dir, out=out, progress=progress
+            )
     else:
-        known |= {"level": "quick" if quick else "thorough" if thorough else "standard"}
-        known |= {
-            "false_alarm": false_alarm,
-            "seed": seed,
-            "one_run": canaries if one_run else None,
-        }
         with report.terminal.counting(output.console, "Auditing", 5) as progress:
-            audited = jobs.audit.audit(path, progress=progress, **known)
+            audited = jobs.audit.audit(
+                path,
+                data_dir=data_dir,
+                out=out,
+                level="quick" if quick else "thorough" if thorough else "standard",
+                false_alarm=false_alarm,
+                seed=seed,
+                one_run=canaries if one_run else None,
+                progress=progress,
+            )
     written, figure = jobs.audit.save(audited)
     if figure is not None:
         report.audit.draw_audit(audited.audit, figure)

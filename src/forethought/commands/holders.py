@@ -347,9 +347,15 @@ def server(
         else lambda status: live.update(report.holders.status_table(status), refresh=True)
     )
     with live or nullcontext():
-        told: dict[str, Any] = {"page": page, "began": began, "look": look}
         served, accuracy = jobs.members.serve_job(
-            request, key_folder, folder, address=address, data_dir=data_dir, **told
+            request,
+            key_folder,
+            folder,
+            address=address,
+            data_dir=data_dir,
+            page=page,
+            began=began,
+            look=look,
         )
     if not served.finished:
         raise typer.Exit(command.fail("stopped; the same command goes on where it was", 130))

@@ -122,10 +122,18 @@ def plan(
         request = jobs.job.from_numbers(records_per_person=each, **flags)
     else:
         request = jobs.job.overridden(jobs.job.from_file(job_file), flags)
-    asked: dict[str, Any] = {"data_dir": data_dir, "utility": utility, "tolerance": tolerance}
-    asked |= {"out": out, "timed": True, "measured": gpu_memory is not None, **numbers}
-    asked |= {"limits": limits, "weights": _weights(weight)} if pareto else {}
-    found = jobs.train.propose(request, **asked)
+    searched: dict[str, Any] = {"limits": limits, "weights": _weights(weight)} if pareto else {}
+    found = jobs.train.propose(
+        request,
+        data_dir=data_dir,
+        utility=utility,
+        tolerance=tolerance,
+        out=out,
+        timed=True,
+        measured=gpu_memory is not None,
+        **numbers,
+        **searched,
+    )
     loaded = found.loaded
     if loaded is not None:
         output.show_request(loaded.request, loaded.advice, request.question)
@@ -229,10 +237,16 @@ def utility(
     scale: float | str = noise_scale
     with contextlib.suppress(ValueError):  # no number: the name of a scale
         scale = float(noise_scale)
-    settings: dict[str, Any] = {"draws": draws, "batch": batch, "epochs": epochs}
-    settings |= {"noise_scale": scale, "holders": holders, "stop_at": stop_at}
-    settings["clip_norms"] = clip_norm or jobs.public_proxy.CLIP_NORMS
-    settings["noise_multipliers"] = noise_multiplier or jobs.public_proxy.NOISE_MULTIPLIERS
+    settings: dict[str, Any] = {
+        "draws": draws,
+        "batch": batch,
+        "epochs": epochs,
+        "noise_scale": scale,
+        "holders": holders,
+        "stop_at": stop_at,
+        "clip_norms": clip_norm or jobs.public_proxy.CLIP_NORMS,
+        "noise_multipliers": noise_multiplier or jobs.public_proxy.NOISE_MULTIPLIERS,
+    }
     command.refuse(leaks not in (None, "accept"), f"--leaks knows only 'accept', not {leaks!r}")
     with report.terminal.counting(output.console, "Measuring", 0) as progress:
         graph = jobs.public_proxy.utility_of(

@@ -64,9 +64,16 @@ def train(
         request = jobs.job.paying(request, ledger)
         folder = out or Path("runs") / request.name
     output.console.quiet |= not leads()
-    asked: dict[str, Any] = {"until": until_accuracy, "max_epsilon": max_epsilon}
-    asked |= {"resume": resume, "saved_plan": plan_file, "out": folder, "overwrite": overwrite}
-    prepared = jobs.train.prepare(request, data_dir, **asked)
+    prepared = jobs.train.prepare(
+        request,
+        data_dir,
+        until=until_accuracy,
+        max_epsilon=max_epsilon,
+        resume=resume,
+        saved_plan=plan_file,
+        out=folder,
+        overwrite=overwrite,
+    )
     output.show_request(prepared.loaded.request)
     report.terminal.show_plan(output.console, prepared.plan)
     start = time.perf_counter()

@@ -21,7 +21,7 @@ from forethought.gradients import batches, boundary, sums, vmap_mode
 from forethought.gradients import layer_rules as rules
 from forethought.gradients.passes import SlowGradientsWarning, contributions
 from forethought.gradients.sums import ClippingRule, SingleUseLinear, Sums, Term, clip_and_sum
-from forethought.values.checks import optional, real, whole
+from forethought.values.checks import real, whole
 
 # The fast way for a chain of linear layers and activations, without intercepting torch functions.
 #
@@ -883,7 +883,10 @@ def clipped_sum(
     # Plain valid numbers skip the slower checks: a round's own were checked when it was planned.
     if type(clip_norm) is not float or not 0 < clip_norm < math.inf:
         clip_norm = real("clip_norm", clip_norm, above=0)
-    copies, counted = whole("copies", copies), optional(whole, "counted", counted, least=0)
+    if type(copies) is not int or copies < 1:
+        copies = whole("copies", copies)
+    if counted is not None and (type(counted) is not int or counted < 0):
+        counted = whole("counted", counted, least=0)
     inputs, targets = batches.detached(inputs), batches.detached(targets)
     if batch_dims is not None:
         if groups is not None:
@@ -905,7 +908,9 @@ def clipped_sum(
     places: list[Tensor] = []
     if groups is not None:
         work = _of_groups(subject, (inputs, targets), groups, blocks, places)
-    share = optional(whole, "round_size", round_size) or count or size // copies
+    share = round_size or count or size // copies
+    if round_size is not None and (type(round_size) is not int or round_size < 1):
+        share = whole("round_size", round_size)
     total: dict[str, Tensor] = {}
     found = []
     for piece in work:

@@ -565,7 +565,11 @@ def _gossip(asked: _Asked, section: GossipSection, folder: Path | None) -> Gossi
     mixing = mixing_of(section, len(sizes), folder)
     return Gossip(
         tuple(Worker(_name(section, k), places[k]) for k in range(len(sizes))),
-        *(plans, mixing, network.parameters, network.architecture, rounds),
+        plans,
+        mixing,
+        network.parameters,
+        network.architecture,
+        rounds,
         trust=Trust(section.difference, section.largest),
         compression=compression_of(section),
         start=network.start,

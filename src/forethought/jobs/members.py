@@ -390,8 +390,15 @@ def serve_job(
     if carry is None:
         where = _address(request, address, 0)
         carry = over_grpc(member.roster, member.keys, where, **options)
-    known = federation, member.roster, member.keys, shared.read(), out, carry
-    served = serve(*known, average=partial(ReportedAverage.of, federation, shared.layout))
+    served = serve(
+        federation,
+        member.roster,
+        member.keys,
+        shared.read(),
+        out,
+        carry,
+        average=partial(ReportedAverage.of, federation, shared.layout),
+    )
     if not served.finished:
         return served, None
     shared.write(served.weights)

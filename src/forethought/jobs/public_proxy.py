@@ -79,8 +79,15 @@ def rehearse_job(
     else:
         source = _public(loaded, proxy, plan.examples, data_dir)
     build = partial(loaded.request.job.build_model, private)
-    known: dict[str, Any] = {"repeats": repeats, "relation": relation, "progress": progress}
-    return rehearse_plan(plan, build, source, loss=loaded.loss, **known)
+    return rehearse_plan(
+        plan,
+        build,
+        source,
+        repeats=repeats,
+        loss=loaded.loss,
+        relation=relation,  # type: ignore[arg-type]  # rehearse refuses another
+        progress=progress,
+    )
 
 
 def utility_of(
@@ -115,10 +122,15 @@ def utility_of(
         data = _public(loaded, proxy, len(private.train), data_dir)
         source = SYNTHETIC if proxy == SYNTHETIC else "public"
     own, test = data.train, data.test
-    known: dict[str, Any] = {"source": source, "leaks": "accept" if leaks else None, **settings}
-    known |= {"test": None if test is None else (test.inputs, test.targets), "progress": progress}
-    build = partial(loaded.request.job.build_model, private)
-    return utility_graph(build, (own.inputs, own.targets), **known)
+    return utility_graph(
+        partial(loaded.request.job.build_model, private),
+        (own.inputs, own.targets),
+        source=source,  # type: ignore[arg-type]
+        leaks="accept" if leaks else None,
+        test=None if test is None else (test.inputs, test.targets),
+        progress=progress,
+        **settings,
+    )
 
 
 # Comparison of several models for one job, before any privacy budget is spent.

@@ -536,8 +536,13 @@ def _payer(
     with locked(folder):
         if not options["resume"]:  # before an earlier run is cleared away
             require_folder(folder, options["overwrite"])
-        whose = {"group": plan.records_per_person, "unit": unit_of(plan)}
-        paid = payer.paid(plan.mechanism, **whose, folder=folder, resume=options["resume"])
+        paid = payer.paid(
+            plan.mechanism,
+            group=plan.records_per_person,
+            unit=unit_of(plan),
+            folder=folder,
+            resume=options["resume"],
+        )
         fresh = not options["resume"] and not options["overwrite"]
         try:
             with paid:  # what fails in here is refunded
