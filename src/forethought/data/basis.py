@@ -120,7 +120,7 @@ class Basis(_Functions):
         super().__post_init__()
         if not self.numbers or len(set(self.numbers)) != len(self.numbers):
             raise ValueError(f"a basis needs numbers, each once, not {self.numbers!r}")
-        settle(self, ranges=tuple((low, high) for low, high in self.ranges))
+        settle(self, ranges=tuple(map(tuple, self.ranges)))
         for name in ("hats", "waves", "seed"):
             whole(name, getattr(self, name), least=0, most=100_000)
         if self.hats == 1:
