@@ -413,7 +413,7 @@ def _require_ended(s: Statement, early: Caveat, planned: Mechanism) -> int:
     try:
         claimed, count = whole_epsilon(early), int(early.detail.split()[4].replace(",", ""))
     except (ValueError, IndexError):
-        text = "a run that ended early must name the ε and the number of all planned rounds"
+        text = "the statement of an early end must name ε and number of all planned rounds"
         raise StatementError(f"{text}, not {early.detail!r}") from None
     # An agreement may have fewer rounds than the plan, and has more than were released.
     agreed = planned.first(max(count, s.rounds + 1))

@@ -1229,7 +1229,7 @@ class _OwnCall:
     def _run(self) -> list[Tensor]:
         mode, kind, notes = self.mode, self.kind, self.notes
         with _inside(mode) as level:
-            given = list(self.args)
+            given, self.args = list(self.args), ()  # not kept until the backward pass
             for at, (whole, dim) in self.lanes.items():
                 with outside():
                     known = whole.detach().requires_grad_(notes.needs_input_grad[at])

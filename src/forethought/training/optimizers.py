@@ -148,7 +148,7 @@ class AdamBC(torch.optim.Optimizer):
         """
         if self.noise_variance is None:
             raise RuntimeError(
-                "adam-bc needs a noise variance: use it in a plan, or a private loop"
+                "adam-bc needs the noise's variance, which private rounds know: use it in a plan"
             )
         variance, self.noise_variance = self.noise_variance, None
         for group, parameter, gradient, state in _moving(self):
@@ -270,7 +270,7 @@ def require_steps(kind: type[torch.optim.Optimizer]) -> None:
     required = closure is not None and closure.default is inspect.Parameter.empty
     if required or issubclass(kind, torch.optim.LBFGS):
         raise ValueError(
-            f"{kind.__name__} looks at the loss inside its step, without noise: use SGD"
+            f"{kind.__name__} evaluates the loss inside its step, without noise: use SGD or Adam"
         )
     if issubclass(kind, torch.optim.SparseAdam):
         raise ValueError(f"{kind.__name__} takes sparse gradients, and noise is dense: use Adam")

@@ -362,7 +362,7 @@ def weighted(weights: Sequence[float], data: Dataset) -> WeightedCrossEntropy:
         raise ValueError("class_weights goes with classes: drop it for a regression or labels")
     if len(weights) != data.classes:
         raise ValueError(
-            f"class_weights has {len(weights)} numbers for {data.classes} classes: give one a class"
+            f"class_weights has {len(weights)} numbers, not one a class, of {data.classes} classes"
         )
     return WeightedCrossEntropy(tuple(map(float, weights)))
 
