@@ -299,6 +299,25 @@ def test_data_that_do_not_fit_are_refused_and_not_paid(change, error, words) -> 
         convex.descend(**given)
 
 
+@pytest.mark.parametrize(
+    "slope",
+    [
+        lambda outputs, targets: None,
+        lambda outputs, targets: torch.cat([outputs, outputs], 1),
+        lambda outputs, targets: outputs.sum(),
+        lambda outputs, targets: outputs.numpy(),
+        lambda outputs, targets: outputs * 1j,
+    ],
+)
+def test_a_slope_that_is_no_derivative_of_each_output_is_refused_in_words(slope) -> None:
+    problem = convex.DeclaredLoss(
+        name="own", feature_bound=2.0, lipschitz=1.0, curvature=1.0, gap=1.0, l2=0.01
+    )
+    plan = convex.plan(problem, BUDGET, examples=80, features=3)
+    with pytest.raises(ValueError, match="outputs' shape"):
+        convex.descend(plan, X80, Y80, slope=slope)
+
+
 def test_tensors_of_any_kind_of_numbers_are_taken() -> None:
     problem = convex.LogisticRegression(feature_bound=2.0, l2=0.01)
     plan = convex.plan(problem, BUDGET, examples=80, features=3)

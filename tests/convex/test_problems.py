@@ -113,7 +113,7 @@ def test_problems_survive_a_file(problem) -> None:
             "contradict each other",
         ),
         (lambda: convex.DeclaredLoss(**{**DECLARED, "convex": False, "l2": 0.1}), "not convex"),
-        (lambda: problem_from_dict({"kind": "ridge"}), "problem must be one of"),
+        (lambda: problem_from_dict({"kind": "ridge"}), "must be one of"),
     ],
 )
 def test_what_makes_no_sense_is_refused(make, words) -> None:

@@ -62,6 +62,11 @@ def test_delta_must_be_given_where_the_number_of_records_is_private() -> None:
         ({"classes": None}, TypeError, "classes must list every label"),
         ({"classes": [0, 0, 1]}, ValueError, "two or more different labels"),
         ({"classes": [0]}, ValueError, "two or more different labels"),
+        ({"classes": []}, ValueError, "two or more different labels"),
+        ({"classes": [None, "a"]}, ValueError, "labels of one kind"),
+        ({"classes": [0, "a"]}, ValueError, "labels of one kind"),
+        ({"classes": [[0], [1, 2]]}, ValueError, "labels of one kind"),
+        ({"classes": [0, 1, np.nan]}, ValueError, "without gaps"),
         ({"classes": [0, 2]}, ValueError, r"not among the declared classes \[0, 2\]: 1"),
     ],
 )

@@ -22,7 +22,13 @@ from forethought.convex import problems
 from forethought.convex.planning import DescentPlan
 from forethought.gradients.clipped import cross_entropy_slope
 from forethought.gradients.sums import flat
-from forethought.rounds.contributions import LinearModel, LinearRecords, Slope, linear_sums
+from forethought.rounds.contributions import (
+    LinearModel,
+    LinearRecords,
+    Slope,
+    linear_sums,
+    no_loss,
+)
 from forethought.rounds.preparation import Prepared, require_prepared, with_preparation
 from forethought.rounds.private_sum import NoisedSum, PrivateRounds
 from forethought.rounds.randomness import Secrets, Seeds
@@ -304,10 +310,10 @@ class _Run:
         start: Any | None = None,
         accelerated: bool = False,
     ) -> None:
-        self.functions = functions_of(problem, slope)
+        own = slope_of(problem, slope)
         self.records, self.clipped = bounded_records(problem, *data)
         columns = self.records.features.shape[1]
-        self.model = LinearModel(columns, problem.outputs, self.functions.slope)
+        self.model = LinearModel(columns, problem.outputs, own)
         begun = beginning(start, self.model.weight)
         self.path = Path(begun, problem.l2, problem.radius, accelerated)
         #: The uses of the data that every descent's statement names, besides those of its plan.
@@ -317,7 +323,7 @@ class _Run:
 
     def rounds(self, privacy: Privacy, secrets: Secrets) -> PrivateRounds:
         parameters = dict(self.model.named_parameters())
-        return PrivateRounds(privacy, parameters, self.functions.loss, secrets)
+        return PrivateRounds(privacy, parameters, no_loss, secrets)
 
     def advance(self, rounds: PrivateRounds, index: int, size: float) -> tuple[NoisedSum, Tensor]:
         """Release a round at the path's place, and step; returns the noised gradient, too.
@@ -430,8 +436,8 @@ def _settled(seeds: Seeds | None) -> Seeds:
     return instance("seeds", Seeds() if seeds is None else seeds, Seeds)
 
 
-def functions_of(problem: problems.Problem, slope: Slope | None) -> LossAndSlope:
-    """The problem's own loss and slope, or the given slope of a DeclaredLoss.
+def slope_of(problem: problems.Problem, slope: Slope | None) -> Slope:
+    """The problem's own slope, or the given one of a DeclaredLoss.
 
     Raises:
         TypeError: the slope is no function.
@@ -439,14 +445,10 @@ def functions_of(problem: problems.Problem, slope: Slope | None) -> LossAndSlope
     """
     function("slope", slope)
     if slope is None:
-        return loss_and_slope(problem)
+        return loss_and_slope(problem).slope
     if problem.kind != "declared":
         raise ValueError(f"slope= goes with a DeclaredLoss; {problem.kind!r} has its own")
-
-    def unknown(outputs: Tensor, targets: Tensor) -> Tensor:
-        raise NotImplementedError("only the slope of a declared loss is known")
-
-    return LossAndSlope(unknown, slope)
+    return slope
 
 
 def beginning(start: Any | None, weight: Tensor) -> Tensor:

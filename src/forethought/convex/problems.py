@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from forethought.values.checks import one_of, real, settle, whole
-from forethought.values.serialisation import build, plain
+from forethought.values.checks import real, settle, whole
+from forethought.values.serialisation import of_kind, tagged
 
 # Metadata of a field that holds a number: its bounds, as keywords of `real`.
 _ABOVE, _LEAST = {"bounds": {"above": 0}}, {"bounds": {"least": 0}}
@@ -105,7 +105,7 @@ class Problem:
 
     def to_dict(self) -> dict[str, Any]:
         """A mapping ready for JSON; :func:`problem_from_dict` is the inverse."""
-        return {"kind": self.kind, **{f.name: plain(getattr(self, f.name)) for f in fields(self)}}
+        return tagged(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -328,7 +328,7 @@ class DeclaredLoss(Problem):
         return self.gap
 
 
-PROBLEMS: dict[str, type[Any]] = {
+PROBLEMS: dict[str, type[Problem]] = {
     kind.kind: kind
     for kind in (
         LogisticRegression,
@@ -343,7 +343,4 @@ PROBLEMS: dict[str, type[Any]] = {
 
 def problem_from_dict(values: Mapping[str, Any]) -> Problem:
     """The inverse of a problem's ``to_dict``; ValueError for unknown keys and kinds."""
-    known = dict(values)
-    kind = known.pop("kind", None)
-    one_of("problem", kind, tuple(PROBLEMS))
-    return build(PROBLEMS[kind], known)
+    return of_kind(PROBLEMS, values, "problem")

@@ -385,9 +385,14 @@ def classes(declared: Any, y: NDArray[Any]) -> tuple[NDArray[Any], tuple[Caveat,
             f"classes must list every label there may be, such as [0, 1], not {declared!r}: which "
             f"labels occur is private. {FROM_DATA!r} reads them, and the statement says so"
         )
-    given = np.asarray(list(declared))
+    listed = list(declared)
+    # An array would make text of a number beside text, and NaN, a gap, is in no validated labels.
+    mixed = len({isinstance(one, str) for one in listed}) > 1
+    if mixed or any(one is None or np.ndim(one) or one != one for one in listed):
+        raise ValueError(f"classes must be labels of one kind, without gaps, not {declared!r}")
+    given = np.asarray(listed)
     known = np.unique(given)
-    if given.ndim != 1 or len(known) != len(given) or len(given) < 2:
+    if len(known) != len(given) or len(given) < 2:
         raise ValueError(f"classes must be two or more different labels, not {declared!r}")
     strange = np.unique(y[~np.isin(y, known)])
     if len(strange):

@@ -811,6 +811,11 @@ def of_each(loss: Loss) -> Loss:
     return criterion if classes else functools.partial(own_mean, criterion)
 
 
+def no_loss(outputs: Any, targets: Any) -> Tensor:
+    """The loss of contributions that are not computed from one."""
+    raise TypeError("statistics, and linear models with a slope, have no loss")
+
+
 def default_loss(targets: Any) -> Loss:
     """Cross entropy for labels, squared error for floating-point targets.
 
@@ -868,6 +873,9 @@ class LinearModel(torch.nn.Module):
 
         Args:
             examples: number of records from which the batch is drawn.
+
+        Raises:
+            ValueError: the slope does not return a derivative for each output.
         """
         blocks = self._blocks.get(examples)
         if blocks is None:
@@ -875,8 +883,18 @@ class LinearModel(torch.nn.Module):
         found = []
         for start, end, rows in blocks.cut(len(features)):
             part, wanted = filled((features, targets), start, end, rows)
-            found.append(self.slope(part @ self.weight, wanted)[: end - start])
+            found.append(self._sloped(part @ self.weight, wanted)[: end - start])
         return found[0] if len(found) == 1 else torch.cat(found)
+
+    def _sloped(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        found = self.slope(outputs, targets)
+        if not isinstance(found, Tensor) or found.shape != outputs.shape or found.is_complex():
+            given = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+            raise ValueError(
+                f"the slope must be a real tensor of the outputs' shape {tuple(outputs.shape)}, "
+                f"not {given}"
+            )
+        return found
 
     def _tried(self, blocks: Blocks, targets: Tensor) -> Blocks:
         generator = torch.Generator().manual_seed(0)
@@ -888,7 +906,7 @@ class LinearModel(torch.nn.Module):
 
             def compute(rows: Tensor, wanted: Tensor = wanted) -> Tensor:
                 outputs = rows @ weight
-                return torch.cat([outputs, self.slope(outputs, wanted).reshape(outputs.shape)], 1)
+                return torch.cat([outputs, self._sloped(outputs, wanted)], 1)
 
             if size == 1 or rows_alike(compute, rows):
                 return tried
@@ -975,11 +993,6 @@ def linear_sums(
         whole = len(indices) == len(records)
         rows, wanted = records.filled if whole else (features, targets)
         slopes = model.slopes(rows, wanted, len(records))[: len(features)]
-        if slopes.shape != (len(features), model.weight.shape[1]):
-            raise ValueError(
-                f"the slope must have the outputs' shape {(len(features), model.weight.shape[1])}, "
-                f"not {tuple(slopes.shape)}"
-            )
         block = (slopes.double().unsqueeze(1), features.unsqueeze(1))
         terms: dict[str, Term] = {"weight": MeasuredOuter([block], True, measured)}
         return clip_and_sum(terms, {"weight": model.weight}, clip_norm, rule, round_size)

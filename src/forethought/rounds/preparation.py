@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from forethought.gradients.sums import Ones
-from forethought.rounds.contributions import STATISTIC, unclipped
+from forethought.rounds.contributions import STATISTIC, no_loss, unclipped
 from forethought.rounds.private_sum import PrivateRounds
 from forethought.rounds.randomness import Secrets, Seeds
 from forethought.rounds.records import MappedRecords, Records, as_records, require_size
@@ -437,11 +437,7 @@ def _rounds(of: Privacy, asked: Preparation, statistic: Any, seeds: Seeds) -> Pr
     clip, kind = Clip(unclipped(asked.norm(statistic))), Statistics(NAMES[statistic])
     privacy = Privacy(mechanism, of.examples, of.delta, clip, kind, of.noise)
     layout = {STATISTIC: torch.zeros(asked.length(statistic), dtype=torch.float64)}
-    return PrivateRounds(privacy, layout, _no_loss, Secrets.draw(seeds))
-
-
-def _no_loss(outputs: Any, targets: Any) -> Tensor:
-    raise TypeError("a statistic has no loss")
+    return PrivateRounds(privacy, layout, no_loss, Secrets.draw(seeds))
 
 
 def _with(
