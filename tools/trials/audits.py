@@ -422,7 +422,7 @@ def _forgets() -> AbstractContextManager[None]:
 
     def step(self: CorrelatedNoise) -> None:
         if self._next % 3 == 0 and isinstance(self._memory, randomness._Bands):
-            self._memory._last[:] = 0
+            self._memory._last.clear()
         _STEP(self)
 
     return replaced((CorrelatedNoise, "_step", step))

@@ -102,6 +102,7 @@ class RoundError(RuntimeError):
     """A private sum was used in a way that its accounting does not cover."""
 
 
+@dataclass(frozen=True, slots=True, init=False, eq=False, repr=False)
 class NoisedSum:
     """The release of a round: its noised sum. Only :meth:`PrivateSum.release` makes it.
 
@@ -110,8 +111,6 @@ class NoisedSum:
         vector: the noised sum, float64, shape (parameters,).
         next_clip_norm: the clipping norm of the next round.
     """
-
-    __slots__ = ("layout", "next_clip_norm", "round", "vector")
 
     round: Round
     layout: Layout
@@ -123,9 +122,6 @@ class NoisedSum:
 
     def __init_subclass__(cls, **_: object) -> None:
         raise RoundError("a noised sum is made by PrivateSum.release(): it has no subclasses")
-
-    def __setattr__(self, name: str, value: object) -> None:
-        raise AttributeError(f"{name}: a noised sum does not change")
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise RoundError("send the vector of a noised sum, not the object: it cannot be copied")
@@ -396,8 +392,9 @@ class PrivateRounds:
             towards = chosen.clip.quantile, chosen.clip.quantile_rate
             self.clip_norm = next_clip_norm(chosen.clip_norm, share, *towards)
         noised = object.__new__(NoisedSum)
-        values = (self.layout, self.clip_norm, chosen, vector)
-        for name, value in zip(NoisedSum.__slots__, values, strict=True):
+        for name, value in zip(
+            NoisedSum.__slots__, (chosen, self.layout, vector, self.clip_norm), strict=True
+        ):
             object.__setattr__(noised, name, value)
         if self.witness is not None:
             self.witness.released(noised)

@@ -19,6 +19,7 @@ from __future__ import annotations
 import hashlib
 import math
 import secrets
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from numbers import Real
@@ -30,6 +31,7 @@ from blake3 import blake3
 from numpy.typing import NDArray
 from randomgen import AESCounter
 
+from forethought.values.checks import optional, whole
 from forethought.values.mechanism import (
     CyclicPoisson,
     FullBatch,
@@ -163,10 +165,6 @@ def seed_of(secret: bytes, purpose: str, index: int) -> int:
     return int.from_bytes(digest, "little") >> 1
 
 
-def _of_holder(secret: bytes, name: bytes) -> bytes:
-    return hashlib.blake2b(b"salt" + name, key=secret, digest_size=SECRET_BYTES).digest()
-
-
 @dataclass(frozen=True)
 class Seeds:
     """Seeds that a person chose instead of the operating system's entropy.
@@ -184,13 +182,8 @@ class Seeds:
     noise: int | None = None
 
     def __post_init__(self) -> None:
-        for name, seed in (("seed", self.sampling), ("noise_seed", self.noise)):
-            if seed is None:
-                continue
-            if isinstance(seed, bool) or not hasattr(seed, "__index__"):
-                raise TypeError(f"{name} must be a whole number or None, not {seed!r}")
-            if seed < 0:
-                raise ValueError(f"{name} must be at least 0, not {seed}")
+        optional(whole, "seed", self.sampling, least=0)
+        optional(whole, "noise_seed", self.noise, least=0)
 
     def part(self, index: int) -> Seeds:
         """Derived seeds for part ``index``; None stays None, the system's entropy."""
@@ -229,10 +222,12 @@ class Secrets:
 
     def of(self, holder: int) -> Secrets:
         """The secrets of one holder, in a simulation that draws for all holders."""
-        name = holder.to_bytes(8, "little")
-        return replace(
-            self, sampling=_of_holder(self.sampling, name), noise=_of_holder(self.noise, name)
+        name = b"salt" + holder.to_bytes(8, "little")
+        sampling, noise = (
+            hashlib.blake2b(name, key=secret, digest_size=SECRET_BYTES).digest()
+            for secret in (self.sampling, self.noise)
         )
+        return replace(self, sampling=sampling, noise=noise)
 
 
 def _secret(name: str, seed: int | None) -> bytes:
@@ -522,7 +517,7 @@ class CorrelatedNoise:
 def _memory(strategy: Strategy, size: int) -> _Bands | _Buffers:
     match strategy:
         case Banded():
-            return _Bands(strategy, size)
+            return _Bands(strategy)
         case BufferedToeplitz():
             return _Buffers(strategy, size)
         case _:
@@ -532,20 +527,15 @@ def _memory(strategy: Strategy, size: int) -> _Bands | _Buffers:
 class _Bands:
     """y_t = z_t − Σ_i c_i y_{t−i}, with the last bands − 1 values of y in memory."""
 
-    def __init__(self, strategy: Banded, size: int) -> None:
+    def __init__(self, strategy: Banded) -> None:
         self._coefficients = strategy.coefficients[1:]
-        self._last = np.zeros((len(self._coefficients), size))
-        self._newest = 0
+        self._last = deque[Array](maxlen=len(self._coefficients))
 
     def pass_on(self, present: Array) -> None:
         """Turn z_t into y_t, in place, and keep it."""
-        bands = len(self._coefficients)
-        for lag, coefficient in enumerate(self._coefficients):
-            if coefficient:
-                present -= coefficient * self._last[(self._newest + lag) % bands]
-        if bands:
-            self._newest = (self._newest - 1) % bands
-            self._last[self._newest] = present
+        for coefficient, before in zip(self._coefficients, self._last, strict=False):
+            present -= coefficient * before
+        self._last.appendleft(present.copy())
 
 
 class _Buffers:
