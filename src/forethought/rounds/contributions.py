@@ -269,8 +269,10 @@ def group_updates(addition: Addition) -> Tensor:
         run = SideBySide(model, how.loss, kind.local, how.micro_batch)
         for first in range(0, batch.count, run.lanes):
             which = slice(first, first + run.lanes)
-            updates = _stacked(run, records, members[which], seeds[which])
-            if updates is not None:
+            together, sizes = np.concatenate(members[which]), [len(own) for own in members[which]]
+            if len(together):
+                groups = torch.split(torch.arange(len(together)), sizes)
+                updates = run.updates(*records.take(together), groups, seeds[which])
                 norms[which] = _added(addition, updates)
         return norms
     alone = OneByOne(model, how.loss, kind.local, how.micro_batch)
@@ -288,17 +290,6 @@ def _plain(records: Records) -> bool:
     """True if inputs and targets of the records are one tensor each."""
     inputs, targets = records.take(np.zeros(1, dtype=np.int64))
     return isinstance(inputs, Tensor) and isinstance(targets, Tensor)
-
-
-def _stacked(
-    run: SideBySide, records: Records, members: list[Indices], seeds: list[int]
-) -> dict[str, Tensor] | None:
-    together = np.concatenate(members)
-    if not len(together):
-        return None
-    groups = torch.split(torch.arange(len(together)), [len(own) for own in members])
-    inputs, targets = records.take(together)
-    return run.updates(inputs, targets, groups, seeds)
 
 
 def _added(addition: Addition, updates: Mapping[str, Tensor]) -> Tensor:

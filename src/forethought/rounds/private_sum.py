@@ -147,15 +147,12 @@ class Witness(Protocol):
         indices: randomness.Indices | None,
     ) -> None:
         """Called before records (None: all that are left) are added at the model's weights."""
-        ...
 
     def summed(self, chosen: Round, vector: torch.Tensor, count: float | None) -> None:
         """Called with the complete sum and the quantile rule's count, before the noise."""
-        ...
 
     def released(self, noised: NoisedSum) -> None:
         """Called with the released sum."""
-        ...
 
 
 WITNESS: ContextVar[Callable[[PrivateRounds, randomness.Secrets], Witness | None] | None] = (
@@ -237,7 +234,8 @@ class PrivateRounds:
             self._noise = randomness.BoundNoise(secrets.noise, shard=self.team.rank)
         self._laid_out = [self.layout.names, [tuple(shape) for shape in self.layout.shapes]]
         self._written: tuple[object, bytes] = None, b""
-        self._correlated: randomness.CorrelatedNoise | None = None
+        # The part whose correlated noise is held; a continued run draws earlier rounds again.
+        self._part: tuple[object, ...] = ()
         self.bound: list[bytes] = []
         self._remembers = any(isinstance(part, Correlated) for part in privacy.mechanism)
         # A forked copy of this process releases the rounds a second time, which must be counted.
@@ -321,19 +319,6 @@ class PrivateRounds:
             self.seed_model(chosen.index)
             return self._add(contributions.Addition(into, model, records, batch, chosen, self.how))
 
-    def _correlated_noise(self, chosen: Round) -> randomness.CorrelatedNoise | None:
-        """The correlated noise of the round's part; a continued run draws earlier rounds again."""
-        strategy, first = chosen.strategy, chosen.origin
-        if strategy is None:
-            return None
-        kept = self._correlated
-        if kept is None or (kept.strategy, kept.first) != (strategy, first):
-            kept = randomness.CorrelatedNoise(
-                self.layout.size, strategy, self._noise, self.bound, first
-            )
-            self._correlated = kept
-        return kept
-
     def _about(self, chosen: Round) -> bytes:
         """A round without its number, the layout and the context of the run, as bytes."""
         # Within one plan the round follows from this key, which is the same for many rounds.
@@ -373,14 +358,16 @@ class PrivateRounds:
         self.team.require_equal(bound, "sum")
         if self._remembers:
             self.bound.append(bound)
-        correlated = self._correlated_noise(chosen)
-        drawn = None if correlated is None else correlated.strategy
+        strategy = chosen.strategy
         if self.skips:
             self.transcript.skip(chosen.index)
-        self.transcript.append(chosen, std, chosen.clip_norm, counted, drawn, releases)
+        self.transcript.append(chosen, std, chosen.clip_norm, counted, strategy, releases)
         generator = self._noise.at(bound)
-        if correlated is not None and std:
-            correlated.add_to(vector, std, chosen.index)
+        if strategy is not None and std:
+            if self._part != (part := (strategy, chosen.origin)):
+                given = self.layout.size, strategy, self._noise, self.bound, chosen.origin
+                self._part, self._correlated = part, randomness.CorrelatedNoise(*given)
+            self._correlated.add_to(vector, std, chosen.index)
         elif chosen.noise == "grid":
             randomness.add_grid_noise(vector, std, chosen.clip_norm, generator)
         elif std:

@@ -23,7 +23,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from numbers import Real
-from typing import Any, assert_never
+from typing import Any
 
 import numpy as np
 import torch
@@ -479,9 +479,11 @@ class CorrelatedNoise:
     def __init__(
         self, size: int, strategy: Strategy, noise: BoundNoise, bound: Sequence[bytes], first: int
     ) -> None:
-        self.strategy, self.first = strategy, first
         self._noise, self._bound = noise, bound
-        self._memory = _memory(strategy, size)
+        self._memory: _Bands | _Buffers
+        self._memory = (
+            _Bands(strategy) if isinstance(strategy, Banded) else _Buffers(strategy, size)
+        )
         self._present = np.empty(size)
         self._next = first
 
@@ -512,16 +514,6 @@ class CorrelatedNoise:
             generator.standard_normal(out=self._present[start : start + CHUNK])
         self._memory.pass_on(self._present)
         self._next += 1
-
-
-def _memory(strategy: Strategy, size: int) -> _Bands | _Buffers:
-    match strategy:
-        case Banded():
-            return _Bands(strategy)
-        case BufferedToeplitz():
-            return _Buffers(strategy, size)
-        case _:
-            assert_never(strategy)
 
 
 class _Bands:
@@ -645,14 +637,13 @@ class Batches:
 
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
-        self._part: tuple[Sampling, int, int] | None = None
-        self._draw: Sampler | None = None
+        self._part: tuple[Any, ...] = ()
 
     def __call__(self, chosen: Round) -> Indices:
         """Record numbers of a round's batch, int64, shape (batch,)."""
-        part = (chosen.sampling, chosen.examples, chosen.origin)
-        if self._draw is None or part != self._part:
-            self._part, self._draw = part, sampler(*part[:2], self._stream, chosen.origin)
+        part = chosen.sampling, chosen.examples, self._stream, chosen.origin
+        if part != self._part:
+            self._part, self._draw = part, sampler(*part)
         return self._draw(chosen.index)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence, Sized
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence, Sized
 from typing import Any, Protocol
 
 import numpy as np
@@ -31,7 +31,6 @@ class Records(Protocol):
 
     def take(self, indices: Indices) -> tuple[Any, Any]:
         """Inputs and targets of the records, batch first. An empty batch has None for both."""
-        ...
 
     def digest(self, key: bytes) -> str:
         """A keyed hash of all records: equal for equal data; it reveals nothing without the key.
@@ -39,7 +38,6 @@ class Records(Protocol):
         Args:
             key: 32 bytes.
         """
-        ...
 
 
 def picked(rows: torch.Tensor, indices: Indices, device: torch.device) -> torch.Tensor:
@@ -312,15 +310,14 @@ def _form_of(record: Any) -> Any:
     return type(record).__name__
 
 
-def _together(records: Iterable[Any]) -> Any:
+def _together(records: list[Any]) -> Any:
     """Records as a batch, by torch's own collate function, which only stacks them.
 
     Raises:
         ValueError: records that cannot be stacked.
     """
-    held = list(records)
     try:
-        return default_collate(held)
+        return default_collate(records)
     except (RuntimeError, TypeError) as error:
         first = str(error).strip().partition("\n")[0]
         raise ValueError(f"{_ONE_FORM}, or be tensors and numbers ({first}): {_PAD}") from error
