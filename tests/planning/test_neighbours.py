@@ -47,6 +47,12 @@ def test_a_plan_without_noise_has_none() -> None:
     assert neighbours(silent) == ()
 
 
+def test_a_plan_that_spends_no_epsilon_has_none() -> None:
+    plan = ft.plan(examples=10, noise_multiplier=1000.0, batch=1, rounds=1, delta=0.1)
+    assert ft.epsilon(plan.mechanism, plan.delta).upper == 0
+    assert neighbours(plan) == ()
+
+
 def test_noise_to_signal_follows_its_formula() -> None:
     plan = ft.plan(examples=1000, noise_multiplier=2.0, batch=50, rounds=100)
     assert noise_to_signal(plan, 400) == pytest.approx(2.0 * 20 / (50 * 10))

@@ -91,6 +91,8 @@ def test_a_search_by_a_graph_of_private_records_says_so() -> None:
         ({"batches": ["a"]}, "each of batches must be a whole number"),
         ({"rounds": 50}, "rounds must be values to try"),
         ({"noise_multipliers": [0.0]}, "each of noise_multipliers"),
+        ({"loss_of_utility": "accuracy"}, "must be a function"),
+        ({"group_sizes": np.array([8, 16])}, "clipping='group'"),
     ],
 )
 def test_what_cannot_be_met_is_explained(options: dict[str, object], message: str) -> None:
@@ -162,3 +164,9 @@ def test_groups_are_searched_or_kept() -> None:
         pareto(examples=2000, delta=1e-5, group_sizes=[10], **GRID)
     with pytest.raises(PlanError, match="smaller than a"):
         pareto(**grouped, groups=300, **GRID)  # type: ignore[arg-type]
+
+
+def test_a_limit_above_the_budget_does_not_raise_it() -> None:
+    front = pareto(examples=2000, budget=ft.Budget(1.0, 1e-5), limits={"epsilon": 5}, **GRID)
+    assert front.limits["epsilon"] == 1.0
+    assert all(candidate.epsilon <= 1.0 for candidate in front.candidates)

@@ -61,3 +61,20 @@ def test_a_search_that_no_noise_pays_for_is_refused(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(alternatives.adaptive, "search_epsilon", lambda *_arguments: 9.0)
     with pytest.raises(PlanError, match="costs that much"):
         plan_tuning(**GIVEN, trials=NegativeBinomialTrials(1e-4, 1.0), candidates=[{}])
+
+
+def test_candidates_protect_persons_in_the_way_that_the_noise_is_for() -> None:
+    """Plain SGD of a network alone would be planned in groups of rows, which need more noise."""
+    plans = plan_tuning(
+        examples=5000,
+        persons=2574,
+        records_per_person=2,
+        untried=True,
+        epochs=20,
+        budget=Budget(8.0, 1e-6),
+        optimizer="adam",
+        trials=NegativeBinomialTrials.of_mean(4, 1),
+        candidates=[{"optimizer": "sgd"}, {"learning_rate": 0.1}],
+    )
+    assert {(each.examples, each.records_per_person) for each in plans} == {(2574, 1)}
+    assert "centre" not in str(plans[0].hyperparameters)

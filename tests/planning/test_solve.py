@@ -217,6 +217,8 @@ def test_data_and_model_say_their_own_numbers_and_caveats() -> None:
     model.bias.requires_grad_(False)
     plan = ft.plan(data=data, model=model, budget=BUDGET)
     assert plan == ft.plan(examples=500, parameters=8, budget=BUDGET, not_covered=(read,))
+    with pytest.raises(TypeError, match="several caveats"):
+        ft.plan(examples=500, budget=BUDGET, not_covered="means")  # type: ignore[arg-type]
     assert plan.not_covered == (read,)
     for wrong, message in [
         ({"data": data, "examples": 500}, "drop examples="),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,11 +10,13 @@ from hypothesis import strategies as st
 from forethought.values.mechanism import (
     GRADIENTS,
     Correlated,
+    CyclicPoisson,
     Examples,
     FullBatch,
     Groups,
     Mechanism,
     Poisson,
+    RandomAllocation,
     Rounds,
     Shuffled,
     WithoutReplacement,
@@ -200,3 +203,51 @@ def test_the_count_of_a_round_is_released_again_with_it() -> None:
     (_, once), (_, again) = noises(transcript)
     assert once == pytest.approx(1.0) and again == pytest.approx(0.5)
     assert [row.name for row in transcript.releases()] == [GRADIENTS, COUNTS] * 2
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        Rounds(1.0, 8, Shuffled(3, N)),
+        Rounds(1.0, 8, RandomAllocation(4)),
+        Rounds(1.0, 8, CyclicPoisson(1.0, 4)),
+        Correlated(1.0, 8, FullBatch(), strategy=Banded((1.0, 0.5))),
+    ],
+)
+def test_rounds_left_out_of_an_epoch_do_not_make_one_of_the_others(part: Rounds) -> None:
+    """Rounds 0, 1, 4 and 5 may hold a record twice, the first four hold it once."""
+    chosen, transcript = Privacy(Mechanism(part, adjacency="zero-out"), N, 1e-5), Transcript()
+    for index in (0, 1, 4, 5):
+        transcript.skip(index)
+        released = chosen.round(index)
+        drawn = part.strategy if isinstance(part, Correlated) else None
+        transcript.append(released, released.noise_std, released.clip_norm, strategy=drawn)
+    for found in (transcript, Transcript.from_values(transcript.to_values())):
+        with pytest.raises(TranscriptError, match="left out"):
+            found.require(chosen.mechanism, stopped=True)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"others": [["score", 1.0, 2], ["score", 1.0, 1]]},
+        {"skipped": [[4, 2]]},
+        {"skipped": [[2, 1], [1, 1]]},
+        {"rounds": [{"noises": []}]},
+        {"rounds": [{"released": 7}]},
+    ],
+)
+def test_an_edited_transcript_is_refused(changed: dict[str, list[object]]) -> None:
+    values = written(privacy([(1.0, 3, Poisson(0.3))])).to_values()
+    (row,) = values["rounds"]
+    edited = {**values, **changed}
+    edited["rounds"] = [{**row, **other} for other in changed.get("rounds", [{}])]
+    Transcript.from_values(values)
+    with pytest.raises(ValueError, match="transcript"):
+        Transcript.from_values(edited)
+
+
+def test_noise_in_single_precision_is_the_noise_that_is_accounted() -> None:
+    clip = Clip(0.37, "quantile", count_noise=np.float32(5.3))
+    chosen = privacy([(1.1, 2, Poisson(0.3))], clip=clip)
+    written(chosen).require(chosen.mechanism)

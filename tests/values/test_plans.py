@@ -201,3 +201,10 @@ def test_a_plan_that_counts_records_again_does_not_speak_of_persons() -> None:
     plan = ft.plan(**rows, budget=budget, person_as="contribution", rounds=3)
     assert "one person" in ft.account(plan).sentences()[0]
     assert "one person" not in ft.account(plan.with_(groups=None)).sentences()[0]
+
+
+def test_a_part_that_is_left_empty_is_no_default() -> None:
+    values = ft.Plan(mechanism(), 1000, 1e-5, optimizer=ft.Optimizer("adam")).to_dict()
+    values["use"]["optimizer"] = None
+    with pytest.raises(TypeError, match="Optimizer"):
+        ft.Plan.from_dict(values)

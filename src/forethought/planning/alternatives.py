@@ -23,13 +23,14 @@ from forethought.planning.defaults import gradient_computations, noise_to_signal
 from forethought.planning.plan_request import PlanError, PlanRequest, least_noise, noise_of
 from forethought.planning.solve import largest, plan, room_for, unchecked
 from forethought.values.caveats import Caveat
-from forethought.values.checks import real, whole
+from forethought.values.checks import function, instance, real, settle, whole
 from forethought.values.mechanism import (
     Adjacency,
     Budget,
     Correlated,
     FullBatch,
     Mechanism,
+    Persons,
     Poisson,
     Rounds,
     Sampling,
@@ -170,7 +171,8 @@ class SearchGrid:
                 else whole(tried, value)
                 for value in values
             )
-            object.__setattr__(self, name, known)
+            settle(self, **{name: known})
+        function("loss_of_utility", self.loss_of_utility)
         if self.clip_norms is not None and self.loss_of_utility is None:
             raise ValueError(
                 "clip_norms need loss_of_utility=: without it the clip norm changes no objective"
@@ -217,7 +219,7 @@ def pareto(
         declared = {"hyperparameters": request.hyperparameters or Caveat("declared")}
         uses = (*request.not_covered, *stated.get("not_covered", ()))
         request = request.with_(**{**declared, **stated, "not_covered": uses})
-    if group_sizes and (request.clipping != "group" or request.groups is not None):
+    if grid.group_sizes and (request.clipping != "group" or request.groups is not None):
         raise PlanError("group_sizes= go with clipping='group', and with no groups=: drop one")
     limits = _limits(request, grid, limits)
     request = request.with_(budget=None, delta=request.settled_delta())
@@ -243,9 +245,9 @@ def _limits(
     given = {} if given is None else given
     _known(given, "limits")
     limits = {name: real(f"limit of {name}", most, above=0) for name, most in given.items()}
+    limits.setdefault("epsilon", MOST_EPSILON if request.budget is None else math.inf)
     if request.budget is not None:
-        limits.setdefault("epsilon", request.budget.epsilon)
-    limits.setdefault("epsilon", MOST_EPSILON)
+        limits["epsilon"] = min(limits["epsilon"], request.budget.epsilon)
     settled = request.timed or request.batch is not None or grid.rounds or grid.batches
     if not settled and "rounds" not in limits:
         limits.setdefault("gradients", defaults.EPOCHS_LIMIT * request.examples)
@@ -484,7 +486,6 @@ def plan_tuning(
     request = PlanRequest.of(request, **shared)
     if request.noise_multiplier is not None:
         raise PlanError("noise_multiplier follows from the budget and the trials: drop it")
-    request = request.with_(centre=False)
     if request.preparation is not None:
         raise PlanError(
             "a search pays for its trials only: standardise with public constants, and drop "
@@ -493,7 +494,7 @@ def plan_tuning(
     budget = request.budget
     if budget is None:
         raise PlanError("a search needs budget=, which all its trials together keep")
-    alone = plan(request)
+    alone = plan(request.with_(centre=False))
     if alone.records_per_person > 1:
         raise PlanError(
             "a search promises something to single records: no theorem here has its ε for "
@@ -507,9 +508,12 @@ def plan_tuning(
         f"keeps ε within {budget.epsilon:g} at δ = {budget.delta:.3g}; one run alone would need "
         f"{alone.mechanism.rounds[0].noise_multiplier:.4g}",
     )
+    # The way to protect persons is that of the noise: a candidate's own numbers may prefer another.
+    persons = "contribution" if isinstance(alone.contribution, Persons) else request.person_as
     plans = []
     for candidate in candidates:
-        base = plan(request.with_(**candidate))
+        own = request.with_(**candidate)
+        base = plan(own.with_(centre=False, person_as=persons, hyperparameters=own.chosen_by()))
         if base.clip.rule == "quantile" and request.count_noise is None:
             raise PlanError("the clip rule 'quantile' needs count_noise= for all candidates")
         plans.append(
@@ -749,6 +753,7 @@ def plan_phases(
         PlanError: no budget, several parts, fewer rounds than phases, or ``lengths`` that are not
             one a phase, or have another sum.
     """
+    plan = instance("plan", plan, Plan)
     count, factor = whole("phases", phases), real("shrink", shrink, above=0, below=1)
     if plan.preparation is not None and plan.preparation.centres:
         plan = plan.remade(preparation=None)  # the phases share all of the budget
@@ -761,6 +766,8 @@ def plan_phases(
         )
     if len(plan.mechanism.rounds) > 1:
         raise PlanError("this plan has several parts already: give one with equal rounds")
+    if isinstance(plan.mechanism.rounds[0], Correlated):
+        raise PlanError(CORRELATED)
     if plan.rounds < count:
         raise PlanError(f"{plan.rounds} rounds do not make {count} phases: plan more rounds")
     if lengths is None:
@@ -779,6 +786,8 @@ def plan_phases(
         gaussian_epsilon(budget.delta, math.sqrt(share) * defaults.budget_mu(budget))
         for share in shares[:-1]
     ]
+    if min(targets) == 0:  # δ alone allows more than the first phase's share
+        raise PlanError(f"{count} phases leave the first no ε: take fewer, or a larger budget")
     found: list[NextPhase] = []
     for length, target in zip(lengths, [*targets, budget.epsilon], strict=True):
         found.append(_solved(plan, found, length, Budget(target, budget.delta), factor))

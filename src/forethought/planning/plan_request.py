@@ -20,7 +20,7 @@ from forethought.accounting.interval import warn_if_hollow
 from forethought.options import Keywords, NoiseScheduleName, SizeScheduleName, table
 from forethought.planning import defaults
 from forethought.values import use
-from forethought.values.caveats import Caveat, chosen_but
+from forethought.values.caveats import Caveat, caveats, chosen_but
 from forethought.values.checks import real, settle, suggestion, whole, without_none
 from forethought.values.mechanism import (
     SAMPLINGS,
@@ -196,7 +196,7 @@ def opened(keywords: Mapping[str, Any]) -> dict[str, Any]:
                 )
             found["persons"] = len(set(data.persons))
             found["records_per_person"] = data.records_per_person
-        found["not_covered"] = (*data.caveats, *found.get("not_covered", ()))
+        found["not_covered"] = (*data.caveats, *caveats(found.get("not_covered", ())))
     if model is not None:
         if "parameters" in found:
             raise PlanError("model= says how many parameters are trained: drop parameters=")
@@ -279,6 +279,7 @@ class PlanRequest(Keywords):
         settle(self, local=local_of(self.local))
         settle(self, augment=Augmentation.of(self.augment, self.augmentations))
         settle(self, augmentations=None)  # ``augment`` includes it now
+        settle(self, not_covered=caveats(self.not_covered))
         settle(self, gradient_filter=use.GradientFilter.of(self.gradient_filter))
         for name, option in table().items():
             settle(self, **{name: option.checked(getattr(self, name))})

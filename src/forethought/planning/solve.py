@@ -787,7 +787,7 @@ def neighbours(
         parameters, feature_norm, scores: the values that the plan was made with.
 
     Returns:
-        No plans under correlated noise or without noise.
+        No plans under correlated noise, without noise, or where δ alone allows the plan.
     """
     parts = plan.privacy.mechanism.rounds
     if any(isinstance(part, Correlated) or part.noise_multiplier == 0 for part in parts):
@@ -797,6 +797,8 @@ def neighbours(
         if plan.budget
         else exact.epsilon(plan.mechanism, plan.delta, plan.records_per_person).upper
     )
+    if epsilon == 0:
+        return ()
     budget = Budget(epsilon, plan.delta)
     found, samplings = [], [part.sampling for part in parts]
     if plan.preparation is not None and plan.preparation.becomes is not None:

@@ -860,7 +860,7 @@ class Augmentation:
             settle(self, pixels=whole("pixels of augment", self.pixels))
             if "shift" not in kinds:
                 raise ValueError("pixels= says how far 'shift' moves: add that kind, or drop it")
-        real("least of augment", self.least, above=0, most=1)
+        settle(self, least=real("least of augment", self.least, above=0, most=1))
 
     @classmethod
     def of(cls, asked: object, copies: int | None = None) -> Augmentation | None:

@@ -364,12 +364,12 @@ class Clip:
     def __post_init__(self) -> None:
         settle(self, norm=real("clip_norm", self.norm, above=0))
         one_of("clip rule", self.rule, get_args(ClipRule))
-        real("gamma", self.gamma, above=0)
-        real("quantile", self.quantile, above=0, below=1)
-        real("quantile_rate", self.quantile_rate, above=0)
+        settle(self, gamma=real("gamma", self.gamma, above=0))
+        settle(self, quantile=real("quantile", self.quantile, above=0, below=1))
+        settle(self, quantile_rate=real("quantile_rate", self.quantile_rate, above=0))
         if (self.rule == "quantile") != (self.count_noise is not None):
             raise ValueError("count_noise goes with the clip rule 'quantile', and only with it")
-        optional(real, "count_noise", self.count_noise, least=1e-100)
+        settle(self, count_noise=optional(real, "count_noise", self.count_noise, least=1e-100))
         if self.final is not None:
             if self.rule == "quantile":
                 raise ValueError("the clip rule 'quantile' moves the norm by itself: drop final")
@@ -1183,6 +1183,11 @@ class _EqualRounds:
     times: int = 1
 
     @property
+    def apart(self) -> bool:
+        """True if each round is a mechanism of its own, whichever others were released."""
+        return self.like.sampling.rounds_per_epoch == 1 and not isinstance(self.like, Correlated)
+
+    @property
     def together(self) -> tuple[tuple[str, float], ...]:
         """The releases of one round: ``times`` releases of a name as one with less noise."""
         if self.times == 1:
@@ -1279,8 +1284,7 @@ class Transcript:
         if count_std is not None:
             noises += ((COUNTS, 2 * count_std),)  # a contribution moves the count by 1/2
         last = self._runs[-1] if self._runs else None
-        apart = strategy is None and released.sampling.rounds_per_epoch == 1
-        if last is not None and last.origin == released.origin and not apart:
+        if last is not None and last.origin == released.origin and not last.apart:
             times = last.times = max(times, last.times)
         if last is None or not last.takes(noises, released, strategy, times):
             given = 1.0, 1, released.sampling, released.contribution.clipping
@@ -1318,10 +1322,16 @@ class Transcript:
             once: count every round once, even those that were released again.
 
         Raises:
-            TranscriptError: nothing was released.
+            TranscriptError: nothing was released, or rounds were left out where the others are no
+                mechanism without them: of dealt epochs, or of correlated noise.
         """
         if not self._runs:
             raise TranscriptError("nothing was released")
+        if self._skipped and not all(run.apart for run in self._runs):
+            raise TranscriptError(
+                "rounds were left out of epochs or of correlated noise, so that the others are no "
+                "mechanism: no statement is written"
+            )
         noises = (run.noises if once else run.together for run in self._runs)
         sigmas = (together([sigma for _, sigma in each]) for each in noises)
         parts = (
@@ -1416,18 +1426,26 @@ class Transcript:
         for at, count in values.get("skipped", ()):
             transcript._skipped.append((whole("skipped", at, least=0), whole("skipped", count)))
         for row in values["rounds"]:
+            wanted = {"noises", "like", "origin", "count", *({"times"} & set(row))}
+            serialisation.exact_keys("row of a transcript", row, wanted)
             noises = tuple(
                 (str(name), real("noise", size, least=0)) for name, size in row["noises"]
             )
             like, times = Rounds.from_dict(row["like"]), whole("times", row.get("times", 1))
-            if (like.noise_multiplier, like.count) != (1.0, 1):
+            if (like.noise_multiplier, like.count) != (1.0, 1) or not noises:
                 raise ValueError("a transcript's row has its noise and count beside its sampling")
             origin = whole("origin", row["origin"], least=0, most=transcript.next)
             run = _EqualRounds(noises, like, origin, whole("count", row["count"]), times)
             transcript._runs.append(run)
             transcript._rounds += run.count
+        places = [*(at for at, _ in transcript._skipped), transcript._rounds]
+        if places != sorted(places):
+            raise ValueError("a transcript leaves out rounds in order, and none beyond its end")
         for name, size, count in values["others"]:
-            transcript._others[str(name), real("noise", size, least=0)] = whole("count", count)
+            key = str(name), real("noise", size, least=0)
+            if key in transcript._others:
+                raise ValueError(f"the transcript names {name!r} with one noise more than once")
+            transcript._others[key] = whole("count", count)
         return transcript
 
 

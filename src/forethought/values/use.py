@@ -386,8 +386,8 @@ class Averaging:
 
     def __post_init__(self) -> None:
         one_of("averaging", self.kind, get_args(AveragingKind))
-        real("averaging decay", self.decay, least=0, below=1)
-        real("averaging fraction", self.fraction, above=0, most=1)
+        settle(self, decay=real("averaging decay", self.decay, least=0, below=1))
+        settle(self, fraction=real("averaging fraction", self.fraction, above=0, most=1))
 
 
 @dataclass(frozen=True)
@@ -515,5 +515,8 @@ class ReleaseUse:
     def from_dict(cls, values: Mapping[str, Any]) -> ReleaseUse:
         """The inverse of :meth:`to_dict`; refuses unknown keys."""
         exact_keys("use", values, _PARTS)
-        parts = {name: part for name, part in values.items() if part is not None}
-        return cls(**{name: build(_PARTS[name], part) for name, part in parts.items()})
+        read: dict[str, Any] = {
+            name: None if part is None else build(_PARTS[name], part)
+            for name, part in values.items()
+        }
+        return cls(**read)
