@@ -15,6 +15,7 @@ from forethought.cli import app
 from forethought.gossip.gossip import Gossip, Member
 from forethought.gossip.graphs import make
 from forethought.gossip.mixing import Mixing
+from forethought.gossip.statements import worker_statement
 from forethought.holders.simulator import Times, Way, slow_ones
 from forethought.jobs.public_proxy import GossipRehearsal, Tried, standard_error
 from forethought.planning.holders import headroom, mixings, predict_gossip
@@ -49,6 +50,12 @@ def test_a_tenth_more_rounds_costs_two_to_two_eleven() -> None:
     short, whole = headroom(gossip(), 0)
     assert short == pytest.approx(2.00, abs=0.005)
     assert whole == pytest.approx(2.11, abs=0.005)
+
+
+def test_a_worker_s_persons_with_several_records_spend_what_its_statement_says() -> None:
+    one = gossip()
+    persons = replace(one, plans=(one.plans[0].with_(records_per_person=3),))
+    assert headroom(persons, 0)[1] == worker_statement(persons, 0).guarantee > 7
 
 
 @pytest.mark.slow

@@ -32,7 +32,6 @@ from forethought.gossip.mixing import Mixing, MixingError
 from forethought.gossip.mixing import Named as MixingKind
 from forethought.gossip.statements import as_in_the_paper, worker_statement
 from forethought.holders import simulator
-from forethought.values.checks import whole
 from forethought.values.mechanism import Budget, LocalRounds, first_round, updates_of
 from forethought.values.serialisation import entries
 
@@ -400,9 +399,10 @@ def headroom(gossip: Gossip, worker: int) -> tuple[float, float]:
     For example, 120 rounds at rate 0.2 and σ = 4.54 have ε = 2.00, and a tenth more rounds 2.11.
     """
     plan = gossip.plan(worker)
-    first = plan.mechanism.first(whole("rounds", min(gossip.rounds, plan.rounds)))
-    both = (first, plan.mechanism.first(gossip.updates(worker)))
-    short, all_of_them = (exact.epsilon(one, plan.delta) for one in both)
+    ends = min(gossip.rounds, plan.rounds), gossip.updates(worker)
+    both = map(plan.mechanism.first, ends)
+    group = plan.records_per_person
+    short, all_of_them = (exact.epsilon(one, plan.delta, group) for one in both)
     warn_if_wide(all_of_them)
     return short.upper, all_of_them.upper
 

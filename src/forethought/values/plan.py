@@ -13,6 +13,7 @@ import json
 import math
 import os
 from bisect import bisect_left, bisect_right
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields, replace
@@ -932,11 +933,8 @@ class Plan(serialisation.Stored):
         persons = isinstance(self.contribution, Persons), isinstance(made.contribution, Persons)
         if persons != (True, False) or "not_covered" in changes:
             return made
-        left = list(made.not_covered)
-        for note in made.not_covered:
-            if note.code == "persons":  # it no longer counts them
-                left.remove(note)
-        return made.remade(not_covered=left)
+        # It no longer counts persons.
+        return made.remade(not_covered=[one for one in made.not_covered if one.code != "persons"])
 
     @classmethod
     def _restore(cls, values: dict[str, Any]) -> Plan:
@@ -1214,7 +1212,7 @@ class Transcript:
 
     def __init__(self) -> None:
         self._runs: list[_EqualRounds] = []
-        self._others: dict[tuple[str, float], int] = {}
+        self._others = Counter[tuple[str, float]]()
         self._rounds = 0
         # Rounds of the plan that were left out: pairs (number of releases before, rounds left out).
         self._skipped: list[tuple[int, int]] = []
@@ -1298,16 +1296,13 @@ class Transcript:
 
     def append_other(self, name: str, noise_multiplier: float) -> None:
         """Note a release that belongs to no round, such as a trial's score."""
-        key = (name, float(noise_multiplier))
-        self._others[key] = self._others.get(key, 0) + 1
+        self._others[name, float(noise_multiplier)] += 1
 
     def extend(self, later: Transcript) -> None:
         """Append another run's rounds and its other releases."""
-        for run in later._runs:
-            self._runs.append(replace(run, origin=run.origin + self._rounds))
+        self._runs += [replace(run, origin=run.origin + self._rounds) for run in later._runs]
         self._skipped += [(place + self._rounds, count) for place, count in later._skipped]
-        for key, count in later._others.items():
-            self._others[key] = self._others.get(key, 0) + count
+        self._others.update(later._others)
         self._rounds += later._rounds
 
     @property
