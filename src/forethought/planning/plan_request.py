@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -21,7 +21,7 @@ from forethought.options import Keywords, NoiseScheduleName, SizeScheduleName, t
 from forethought.planning import defaults
 from forethought.values import use
 from forethought.values.caveats import Caveat, caveats, chosen_but
-from forethought.values.checks import described, real, settle, suggestion, whole, without_none
+from forethought.values.checks import real, settle, suggestion, whole, without_none
 from forethought.values.mechanism import (
     SAMPLINGS,
     Adjacency,
@@ -242,13 +242,25 @@ def local_of(given: Local | str | Mapping[str, Any] | None) -> Local | None:
     chooses one pass in steps of ``defaults.INNER_STEP`` records at its usual step size.
 
     Raises:
-        TypeError: another value. ValueError, TypeError: fields outside their range.
+        PlanError: another value. ValueError, TypeError: fields outside their range.
     """
+    if given is None or isinstance(given, Local):
+        return given
     if isinstance(given, str):
         if ":" in given:
             return Local(function=given)
         return Local(given, step=defaults.INNER_STEP)
-    return described("local", Local, given, "optimizer", "the name of an inner optimizer")
+    if isinstance(given, Mapping):
+        known = [field.name for field in fields(Local)]
+        unknown = sorted(set(given) - set(known))
+        if unknown:
+            raise PlanError(
+                f"local has no {', '.join(map(repr, unknown))}; it takes {', '.join(known)}"
+            )
+        return Local(**given)
+    raise PlanError(
+        f"local must be a forethought.Local or the name of an inner optimizer, not {given!r}"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
