@@ -242,7 +242,7 @@ def test_what_does_not_fit_is_refused_in_the_users_words() -> None:
     with pytest.raises(ValueError, match="number the classes"):
         rehearse(plan, lambda: nn.Linear(5, 2), data)
     real = Split(data.train.inputs, data.train.inputs[:, 0])
-    with pytest.raises(ValueError, match="must have one shape"):
+    with pytest.raises(ValueError, match="have one shape"):
         rehearse(plan, model, Dataset("numbers", real, None, None))
 
 
