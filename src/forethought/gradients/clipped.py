@@ -373,10 +373,8 @@ class Piece:
 
     def clipped(self, clip_norm: float, clip: ClippingRule, round_size: int) -> Sums:
         """The clipped sum and the norms of the contributions, see :func:`clipped_sum`."""
-        found, trained = (
-            self.subject.gradients(self.rows, self.real, self.blocks),
-            self.subject.trained,
-        )
+        trained = self.subject.trained
+        found = self.subject.gradients(self.rows, self.real, self.blocks)
         if isinstance(found, list):
             return clip_uses(found, trained, self.size, clip_norm, clip, round_size, self.real)[0]
         shards = boundary.shards_of(self.subject.model)

@@ -169,7 +169,7 @@ class ReportedAverage:
     """
 
     def __init__(self, federation: Federation, layout: private_sum.Layout, weights: Vector) -> None:
-        self._newest, self._layout = torch.from_numpy(np.array(weights)), layout
+        self._newest, self._layout = torch.from_numpy(np.array(weights, np.float32)), layout
         parts = layout.views(self._newest)
         self._average = IterateAverage(federation.averaging, parts, federation.rounds)
 
@@ -193,7 +193,7 @@ class ReportedAverage:
 
     def restore(self, weights: Vector) -> None:
         """Continue from this average."""
-        self._average.restore(self._layout.views(torch.from_numpy(np.array(weights))))
+        self._average.restore(self._layout.views(torch.from_numpy(np.array(weights, np.float32))))
 
 
 class ClientTrainer:

@@ -105,8 +105,13 @@ def again(
         return statement
     if group != statement.group:
         _require_so_many(group, statement.examples)
-    own, way = statement.randomness, statement.accountant
-    other = account(statement.mechanism, delta, group=group, accountant=way, randomness=own)
+    other = account(
+        statement.mechanism,
+        delta,
+        group=group,
+        accountant=statement.accountant,
+        randomness=statement.randomness,
+    )
     kept = ("caveats", "releases", "examples", "clip_norm", "plan", "about")
     return replace(other, **{name: getattr(statement, name) for name in kept})
 

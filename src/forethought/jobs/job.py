@@ -296,31 +296,24 @@ class _ValueTable(_Section):
 def _table_of(made: type) -> Any:
     kinds = get_annotations(made, eval_str=True)
     found: dict[str, Any] = {one.name: (kinds[one.name], one.default) for one in fields(made)}
+    found["made"] = (ClassVar[Any], made)
     return create_model(made.__name__, __base__=_ValueTable, **found)
 
 
 class ServerTable(_table_of(ServerOptimizer)):  # type: ignore[misc]
     """``[federation.server]``: the server's step along the mean of a round's updates."""
 
-    made = ServerOptimizer
-
 
 class RobustTable(_table_of(Robust)):  # type: ignore[misc]
     """``[federation.robust]``: the (robust) mean of a round's updates."""
-
-    made = Robust
 
 
 class DelayTable(_table_of(Delay)):  # type: ignore[misc]
     """``[federation.delay]``: the largest lead of a client's round over the newest model."""
 
-    made = Delay
-
 
 class SizesTable(_table_of(Sizes)):  # type: ignore[misc]
     """``[federation.sizes]``: the rule by which clients choose sample sizes within a filter."""
-
-    made = Sizes
 
 
 class FederationSection(HoldersSection):

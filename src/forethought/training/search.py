@@ -85,7 +85,7 @@ class Tuned:
         return self.run.model
 
 
-def _private(name: str, instead: str) -> fitting.CoincidingRecordsError:
+def _not_public(name: str, instead: str) -> fitting.CoincidingRecordsError:
     """The error of records that are said to be public and are not."""
     return fitting.CoincidingRecordsError(
         f"records in {name}= (by default the data's own test part) are as private as the rest: "
@@ -190,7 +190,7 @@ def tune(  # noqa: C901, PLR0915
         raise TypeError("make_model must be a function that builds a new model for each trial")
     plans = _candidates(candidates)
     if scoring == "public" and score is None and holdout is None and isinstance(data, LoadedData):
-        raise _private("holdout", "scoring='noised'")
+        raise _not_public("holdout", "scoring='noised'")
     adaptive.require_trials(trials)
     one_of("scoring", scoring, get_args(Scoring))
     if holdout is not None and score is not None:
@@ -244,7 +244,7 @@ def tune(  # noqa: C901, PLR0915
             fitting.require_fit(probe, first.loss, held, "holdout")
             same = fitting.coincide(fitting.as_rows(first.records, probe), held, "holdout")
             if scoring == "public" and same:
-                raise _private("holdout", "scoring='unprotected'")
+                raise _not_public("holdout", "scoring='unprotected'")
             if scoring == "noised" and mixing_layers(probe):
                 raise ValueError(f"scoring='noised' allows no batch normalisation: {_PUBLIC}")
             score, size = _counting(held, first.loss, scoring), len(held)
@@ -738,7 +738,7 @@ def train_until(
     if next_phase is None:
         fitting.require_within_budget(plan)
     if decide_on == "public" and isinstance(data, LoadedData) and test is None:
-        raise _private("test", "decide_on='held-out'")
+        raise _not_public("test", "decide_on='held-out'")
     if test is None and not (isinstance(data, LoadedData) and data.test is not None):
         raise TypeError("train_until needs test=, records that accuracy is measured on")
     if next_phase is not None and plan.budget is None:
@@ -756,7 +756,7 @@ def train_until(
             raise ValueError("test has no labels: there is no accuracy to run until")
         fitting.warn_of_another_model(task.plan, model, data)
         if decide_on == "public" and runs.COINCIDE in task.caveats:
-            raise _private("test", "decide_on='held-out'")
+            raise _not_public("test", "decide_on='held-out'")
         earlier = () if resume else folders.trained_before(model, folders.path_of(folder))
         caveats = (*task.caveats, *earlier)
         state = PhaseState(task.plan, wanted, decide_on, next_phase is not None, caveats)
