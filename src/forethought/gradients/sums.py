@@ -1261,13 +1261,18 @@ class Convolved(BoundedTerm):
         # devices other than the CPU it may use Winograd's algorithm, for which no such bound holds.
         if length is None or self.gradient.device.type != "cpu":
             return 0
-        return length // self._positions
+        few = min(length // self._positions, len(self.gradient))
+        return few if few * self._patch_numbers >= FEW_PATCHES else 0
 
     def _few(self) -> int:
         # The number of images in one float64 product: about 2^20 numbers.
-        each = math.prod(self.gradient.shape[2:])
-        cells = self.image.shape[1] * self.window.cells
-        return max(1, (1 << 20) // max(1, each * cells))
+        return max(1, (1 << 20) // max(1, self._patch_numbers))
+
+    @property
+    def _patch_numbers(self) -> int:
+        # Of one image.
+        positions = math.prod(self.gradient.shape[2:])
+        return positions * self.image.shape[1] * self.window.cells
 
     @cached_property
     def _written(self) -> Dense | None:
@@ -1343,16 +1348,19 @@ class Convolved(BoundedTerm):
 
     def _products(self, image: Tensor, gradient: Tensor, scale: Tensor) -> Tensor:
         # The weighted sum in float64, as products of patches.
-        groups, count = self.groups, gradient.shape[0]
+        groups, count, place = self.groups, gradient.shape[0], 2 + len(self.window.size)
+        each = math.prod(gradient.shape[2:])
         patches = self._patches(self._padded(image))
-        cells = image.shape[1] // groups * self.window.cells
+        # (groups, C_in / groups, *kernel, B, *output space)
+        patches = patches.view(count, groups, -1, *patches.shape[2:]).movedim(0, place)
 
         def part(at: int, to: int) -> Tensor:
-            right = patches[at:to].reshape(to - at, groups, cells, -1).double()
-            left = gradient[at:to].double() * scale[at:to]
-            left = left.reshape(to - at, groups, -1, right.shape[3])
-            left, right = (v.permute(1, 2, 0, 3).flatten(2) for v in (left, right))
-            return torch.bmm(left, right.mT)
+            few = patches.narrow(place, at, to - at)
+            # One copy, into the order and the precision that the product needs.
+            right = few.new_empty(few.shape, dtype=torch.float64).copy_(few)
+            left = (gradient[at:to].double() * scale[at:to]).reshape(to - at, groups, -1, each)
+            left = left.permute(1, 2, 0, 3).flatten(2)
+            return torch.bmm(left, right.view(groups, -1, left.shape[2]).mT)
 
         return in_blocks(count, self._few(), part).reshape(self._shape)
 
@@ -1710,6 +1718,8 @@ def quantile_update(
 
 # Blocks shorter than the last length cost more than a product in float64.
 BLOCKS = (2048, 1024, 512, 256, 192, 128, 96, 64)
+# Measured: a convolution's call costs as much as a float64 product of so many numbers of patches.
+FEW_PATCHES = 1 << 15
 # Far below the largest float32, so that no intermediate result of a sum overflows.
 LARGE = 2.0**120
 # More than the norm of any row of finite float32 numbers.
