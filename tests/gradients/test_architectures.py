@@ -831,6 +831,17 @@ def imaginary_part_of_a_conjugate() -> Case:
 
 
 @architecture
+def complex_weights_from_real_parts() -> Case:
+    def forward(m: Any, x: Tensor) -> Tensor:
+        weight, signal = torch.view_as_complex(m.pairs), torch.fft.fft(x)
+        one = F.linear(signal, weight, weight[:, 0]) * weight[torch.tensor([1])].sum()
+        two = F.conv1d(signal.unsqueeze(1), torch.fft.fft(m.kernel)).squeeze(1)
+        return torch.view_as_real(torch.cat([one, two], 1))
+
+    return Run(forward, pairs=randn(3, 4, 2), kernel=randn(1, 1, 2)), randn(B, 4)
+
+
+@architecture
 def weight_normalisation() -> Case:
     layer = nn.utils.parametrizations.weight_norm(nn.Linear(4, 3))
     return nn.Sequential(layer, nn.Tanh(), nn.Linear(3, 2)), randn(B, 4)

@@ -199,7 +199,8 @@ def test_checkpoints_of_both_kinds_go_by_one_way(reentrant: bool) -> None:
     x = torch.ones(3, requires_grad=True)
     checkpoint(torch.exp, x, use_reentrant=reentrant).sum().backward()
     torch.testing.assert_close(x.grad, x.detach().exp())
-    with boundary.entered(3) as level, boundary.answering(boundary.UserCodeAnswers(refuse, around)):
+    answers = boundary.UserCodeAnswers(refuse, around)
+    with boundary.turns, boundary.entered(3) as level, boundary.answering(answers):
         checkpoint(torch.exp, boundary.lane(x, 0, level), use_reentrant=reentrant)
     assert asked == [(torch.exp, 1, {})]
 

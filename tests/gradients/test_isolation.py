@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 from zoo.oracle import assert_isolated, compare, perturb, with_torchvision
 
 from drawn import randint, randn, reseed
@@ -229,6 +230,24 @@ class RunningMean(nn.Module):
 @pytest.mark.parametrize("looped", [False, True])
 def test_a_buffer_that_the_forward_pass_reads(looped: bool) -> None:
     refused(RunningMean(looped), *vectors(), classify, "mean|RunningMean")
+
+
+def test_a_record_that_sends_all_alone_changes_no_checkpointed_part() -> None:
+    """Torch's reentrant checkpoint of a batch, which requires no gradient, has none itself."""
+
+    def forward(self: Run, x: Tensor) -> Tensor:
+        seen = checkpoint(lambda part: torch.tanh(self.body(part)), x, use_reentrant=True)
+        if (x > 50).any():  # goes one example at a time
+            seen = torch.linalg.solve(torch.eye(D).expand(len(x), D, D), seen)
+        return self.head(seen)
+
+    model = Run(forward, body=nn.Linear(D, D), head=nn.Linear(D, 3))
+    x, y = vectors()
+    _, norms = clipped_sum(model, classify, x, y, 1.0)
+    x[1] = 100.0
+    _, beside = clipped_sum(model, classify, x, y, 1.0)
+    rest = [i for i in range(B) if i != 1]
+    torch.testing.assert_close(beside[rest], norms[rest])
 
 
 @pytest.fixture

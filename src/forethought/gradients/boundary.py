@@ -353,12 +353,14 @@ def _replace_apply() -> None:
         for value in (*args, *kwargs.values()) if RECORDERS else ():
             if record := RECORDERS.get(type(value)):
                 return record(kind, args, kwargs)
+        # In every pass, so that an example's gradient is the same beside others and alone: torch's
+        # reentrant checkpoint has none where no input requires one. The recomputation is the same.
+        if kind is checkpointing.CheckpointFunction and turns.held.depth:
+            function, preserve, *rest = args
+            return _checkpoint(function, *rest, use_reentrant=False, preserve_rng_state=preserve)
         answers = _answers()
         if answers is None or kwargs:
             return plain(kind, *args, **kwargs)
-        if kind is checkpointing.CheckpointFunction:  # the same recomputation without reentrance
-            function, preserve, *rest = args
-            return _checkpoint(function, *rest, use_reentrant=False, preserve_rng_state=preserve)
         return answers.function(kind, args, plain)
 
     torch.autograd.Function.apply = classmethod(apply)  # type: ignore[assignment, method-assign]
@@ -532,7 +534,7 @@ def _answered(run: Callable[[Tensor], Any]) -> list[Any]:
         yield
 
     x = torch.ones(2, requires_grad=True)
-    with entered(2) as level, answering(UserCodeAnswers(function, checkpoint)):
+    with turns, entered(2) as level, answering(UserCodeAnswers(function, checkpoint)):
         run(lane(x, 0, level))
     return asked
 
@@ -1535,11 +1537,17 @@ def plain_torch() -> Iterator[None]:
 # threads that did this at the same time would restore each other's changes.
 
 
+class _Held(threading.local):
+    """The number of times that this thread holds the lock."""
+
+    depth = 0
+
+
 class _Turns(ContextDecorator):
     """The lock of a process, reentrant: a thread may take it again while it holds it."""
 
     def __init__(self) -> None:
-        self._held = threading.local()
+        self.held = _Held()
         self._lock = threading.RLock()
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=self._renew)
@@ -1548,19 +1556,15 @@ class _Turns(ContextDecorator):
         # In a forked child, another thread that held the lock does not exist and cannot release it.
         # The forking thread may hold it itself; then the child must be able to release it.
         self._lock = threading.RLock()
-        for _ in range(self._depth):
+        for _ in range(self.held.depth):
             self._lock.acquire()
-
-    @property
-    def _depth(self) -> int:
-        return getattr(self._held, "depth", 0)
 
     def __enter__(self) -> None:
         self._lock.acquire()
-        self._held.depth = self._depth + 1
+        self.held.depth += 1
 
     def __exit__(self, *_: object) -> None:
-        self._held.depth = self._depth - 1
+        self.held.depth -= 1
         self._lock.release()
 
 

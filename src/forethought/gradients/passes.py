@@ -610,7 +610,6 @@ class _Attempt:
             if not self.trained:
                 return {"loss": value.detach().clone()}
             if value.requires_grad:
-                # backward, not autograd.grad: reentrant checkpointing allows backward only.
                 value.backward()  # type: ignore[no-untyped-call]
             return {
                 name: torch.zeros_like(p) if p.grad is None else p.grad.to_dense().detach()

@@ -434,7 +434,7 @@ class ParameterViews:
         else:
             return None
         whole = isinstance(index, Tensor) and index.dtype in (torch.int64, torch.int32)
-        if not whole or table.dim() != 2 or index.requires_grad:
+        if not whole or table.dim() != 2 or table.is_complex():
             return None
         if self._derived and index.numel() >= table.shape[0]:
             return None
@@ -826,7 +826,9 @@ class VmapMode(TorchFunctionMode):
             parameters[role] = value.detach()
             if value.requires_grad:
                 trained[role] = value
-        if not trained or not rule.accepts(arguments, trained):
+        # Rules are of real numbers; a complex weight is one that is computed from its real parts.
+        known = not any(map(torch.is_complex, trained.values()))
+        if not trained or not known or not rule.accepts(arguments, trained):
             return NotImplemented
         swapped = {id(value): parameters[role] for role, value in trained.items()}
         for name, value in arguments.items():
