@@ -55,6 +55,16 @@ def test_a_declared_model_has_the_gradients_of_its_examples() -> None:
         assert float((value - wanted).norm()) <= 3e-2 * clip_norm
 
 
+def test_a_declared_table_may_have_sparse_gradients() -> None:
+    reseed(0)
+    tables = [nn.Embedding(6, 3, sparse=sparse) for sparse in (True, False)]
+    tables[1].load_state_dict(tables[0].state_dict())
+    words, y = randint(0, 6, (B,)), randint(0, 3, (B,))
+    one, other = (clipped_sum(t, classify, words, y, 1.0, batch_dims=BatchDims()) for t in tables)
+    assert torch.equal(one[0]["weight"], other[0]["weight"])
+    assert torch.equal(one[1], other[1])
+
+
 def test_a_declaration_that_is_not_true_stops_the_step() -> None:
     reseed(0)
     model, x, y = TimeMajor(mix=0.01), randn(7, B, 4), randint(0, 3, (B,))

@@ -759,7 +759,7 @@ def declared_contributions(subject: Subject, inputs: Any, targets: Any) -> dict[
             index = torch.tensor([which])
             some, wanted = (batches.select(tree, index) for tree in (inputs, targets))
             one = _losses(subject, some, wanted, 1)
-            alone = torch.autograd.grad(one.sum(), leaves, allow_unused=True)
+            alone = vmap_mode.vjp_rows(one, leaves, torch.ones(1, 1).to(one))
     finally:
         state.restore()
     if changed:
@@ -786,7 +786,7 @@ def _losses(subject: Subject, inputs: Any, targets: Any, size: int) -> Tensor:
     return batches.losses(subject.loss(outputs_in_front(outputs, subject.dims), targets), size)
 
 
-def _compare(together: list[Tensor | None], alone: tuple[Tensor | None, ...], which: int) -> None:
+def _compare(together: list[Tensor | None], alone: list[Tensor | None], which: int) -> None:
     pairs = [
         (torch.zeros(()) if a is None else a, torch.zeros(()) if b is None else b)
         for a, b in zip(together, alone, strict=True)

@@ -506,8 +506,8 @@ def vjp_rows(output: Tensor, leaves: Sequence[Tensor], rows: Tensor) -> list[Ten
             if part is not None:
                 into = whole[place]
                 if into is None:
-                    into = whole[place] = part.new_empty(size, *leaves[place].shape)
-                into[at : at + step] = part
+                    into = whole[place] = leaves[place].new_empty(size, *leaves[place].shape)
+                into[at : at + step] = part.to_dense()
         at += step
     return whole
 
