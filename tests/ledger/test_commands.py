@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from typer.testing import CliRunner
 
 from forethought.cli import app
 from forethought.jobs.job import Job, JobError, JobRequest, paying
-from forethought.ledger.book import Account, Charge
+from forethought.ledger.book import Account, Charge, OverBudgetError
 from forethought.ledger.page import account_page
 from forethought.ledger.store import open_book
 from forethought.values.mechanism import Budget, Mechanism, Persons, Poisson, Rounds
@@ -233,6 +234,21 @@ def test_a_flag_names_the_book_and_the_account() -> None:
         own["ledger"]["url"] = f"postgresql://{held}"
         with pytest.raises(ValueError, match="password"):
             Job.model_validate({"data": {"source": "digits"}, **own})
+
+
+@pytest.mark.slow
+def test_a_refusal_names_what_still_fits_of_noise_that_falls(tmp_path: Path, place: Path) -> None:
+    """The advice read the one noise of a plan that has several, and ended in that error."""
+    path = tmp_path / "job.toml"
+    path.write_text(
+        '[data]\nsource = "digits"\n[budget]\nepsilon = 20\n'
+        '[training]\nrounds = 2\nsampling = "full-batch"\nnoise_schedule = "linear"\n'
+    )
+    paying = ["--ledger", f"{place}#patients", "--out", str(tmp_path / "run")]
+    done = CliRunner().invoke(app, ["train", str(path), *paying])
+    assert isinstance(done.exception, OverBudgetError)
+    assert "still fits is --epsilon" in str(done.exception)
+    assert re.search(r"at noise multiplier [\d.]+ to [\d.]+\)", str(done.exception))
 
 
 @pytest.mark.slow

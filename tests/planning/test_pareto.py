@@ -162,8 +162,26 @@ def test_groups_are_searched_or_kept() -> None:
     assert {round(c.plan.batch) for c in fixed.candidates} <= {100, 200}
     with pytest.raises(PlanError, match="group_sizes="):
         pareto(examples=2000, delta=1e-5, group_sizes=[10], **GRID)
-    with pytest.raises(PlanError, match="smaller than a"):
+    with pytest.raises(PlanError, match="more than the"):
         pareto(**grouped, groups=300, **GRID)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("options", "considered"),
+    [
+        # Noise changes between epochs: the smallest batches have no two in so few rounds.
+        ({"sampling": "shuffled", "noise_schedule": "geometric"}, 21),
+        # The last samples of the largest batches do not fit into the data.
+        ({"size_schedule": "power", "size_power": 5}, 18),
+        # A count with so little noise leaves nothing to more noise than twice its own.
+        ({"clip_rule": "quantile", "clip_norm": 1.0, "count_noise": 1.0}, 18),
+    ],
+)
+def test_points_that_no_plan_fulfils_are_left_out(options, considered) -> None:
+    given = {"examples": 800, "delta": 1e-5, "limits": {"epsilon": 100}, **GRID}
+    assert pareto(**given, **options).considered == considered
+    with pytest.raises(ValueError, match="must be above"):
+        pareto(**given, clip_rule="quantile", count_noise=0.1)
 
 
 def test_a_limit_above_the_budget_does_not_raise_it() -> None:

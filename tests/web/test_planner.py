@@ -18,7 +18,7 @@ from forethought.accounting.tradeoff import tradeoff
 from forethought.cli import main
 from forethought.jobs.job import Job, from_file, overridden
 from forethought.jobs.load import load_job
-from forethought.jobs.train import prepare
+from forethought.jobs.train import prepare, propose
 from forethought.planning.defaults import noise_to_signal
 from forethought.web.planner import BUDGETS, FALSE_ALARMS, SettingError, Settings, shown
 from forethought.web.site import Place, beginning
@@ -29,7 +29,7 @@ def test_the_numbers_are_those_of_the_plan():
     found = shown(asked)
     plan = ft.plan(examples=4000, budget=ft.Budget(2.0, 1 / 40000), epochs=8.0, parameters=21)
     assert asked.plan() == plan
-    assert (found["sigma"], found["rounds"]) == (plan.noise_multiplier, plan.rounds)
+    assert (found["sigma"], found["rounds"]) == (f"{plan.noise_multiplier:.4g}", plan.rounds)
     assert found["epsilon"] == ft.account(plan).epsilon.upper <= 2.0
     assert found["unit"] == "records" and found["together"] == 1
     # The attacker's limits are those of the plan's statement.
@@ -208,6 +208,21 @@ TABLE = '[data]\nsource = "csv:{}"\nlabel = "ill"\nclasses = ["no", "yes"]\n'
 BUDGET = "[budget]\nepsilon = 2.0\n"
 
 
+def test_noise_and_samples_that_change_are_shown_and_forecast(tmp_path):
+    """Each of the three read the one noise, or the one batch, of a plan that has several."""
+    job, training = tmp_path / "job.toml", "[training]\nbatch = 50\nrounds = 4\n"
+    courses = 'noise_schedule = "geometric"\nsize_schedule = "linear"\n'
+    text = TABLE + COLUMNS + BUDGET + training + courses
+    job.write_text(text.replace("{}", str(a_table(tmp_path))))
+    made = propose(from_file(job))
+    noises = [part.noise_multiplier for part in made.plan.privacy.mechanism]
+    assert noises[0] > noises[-1] and len(made.to_dict()["forecast"]) == 3
+    place, start = beginning(job, tmp_path, None)
+    page = shown(start, place.loaded)
+    assert page["sigma"] == f"{noises[0]:.4g} to {noises[-1]:.4g}"
+    assert page["batch"] == pytest.approx(50, rel=0.01)
+
+
 @pytest.mark.parametrize("model", ["", '[model]\nname = "additive"\n'])
 def test_what_stands_beside_the_columns_follows_the_sliders(model, tmp_path):
     job = tmp_path / "job.toml"
@@ -262,7 +277,7 @@ def test_page_command_and_training_have_one_plan(name, tmp_path, monkeypatch, ca
     place, start = beginning(job, tmp_path, None)
     assert start.plan(place.loaded) == trained
     page = shown(start, place.loaded)
-    assert (page["batch"], page["sigma"]) == (trained.batch, trained.noise_multiplier)
+    assert (page["batch"], page["sigma"]) == (trained.batch, f"{trained.noise_multiplier:.4g}")
     # Another budget on the page is that budget in the command, what is released first included.
     less = prepare(overridden(from_file(job), {"epsilon": 0.9})).plan
     assert replace(start, epsilon=0.9).plan(place.loaded) == less != trained

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal, localcontext
 from typing import Any
@@ -150,6 +150,12 @@ def at_most(value: float, form: str = ".4g") -> str:
 def at_least(value: float, form: str = ".4g") -> str:
     """A lower bound as text: ``value`` rounded down; ``form`` as in :func:`at_most`."""
     return _outward(value, form, -1)
+
+
+def first_to_last(values: Sequence[float], form: str) -> str:
+    """The first and the last number of a run's parts; one number where they are equal."""
+    first, last = format(values[0], form), format(values[-1], form)
+    return first if first == last else f"{first} to {last}"
 
 
 def _outward(value: float, form: str, side: int) -> str:

@@ -19,7 +19,7 @@ import torch
 
 from forethought.accounting import exact
 from forethought.accounting.adaptive import NegativeBinomialTrials, PoissonTrials, Trials
-from forethought.accounting.interval import at_least, warn_if_hollow
+from forethought.accounting.interval import at_least, first_to_last, warn_if_hollow
 from forethought.data.basis import Basis, Curves
 from forethought.data.dataset import Dataset, PersonRows, Split, one_row_each
 from forethought.jobs.job import JOB_NAME, JobError, JobRequest, as_given, overridden
@@ -85,7 +85,7 @@ class Proposal:
     def forecasts(self) -> tuple[Forecast, ...]:
         """The forecasts, one for each supposed AUC without privacy; () for other models."""
         features = None if self.loaded is None else self.loaded.forecast_features
-        if features is None or self.plan.noise_multiplier == 0:
+        if features is None or self.plan.privacy.mechanism.rounds[-1].noise_multiplier == 0:
             return ()
         return tuple(forecast(self.plan, features, without) for without in SUPPOSED)
 
@@ -595,9 +595,10 @@ def _largest(asked: float, charged: Callable[[float], tuple[Plan, Charge]]) -> A
         if found is None:
             return "no smaller epsilon of this job fits"
         epsilon, plan = found
+        noise = first_to_last([part.noise_multiplier for part in plan.privacy.mechanism], ".4g")
         return (
             f"the largest of this job that still fits is --epsilon {epsilon:g} "
-            f"({plan.rounds:,} rounds at noise multiplier {plan.noise_multiplier:.4g})"
+            f"({plan.rounds:,} rounds at noise multiplier {noise})"
         )
 
     return advice

@@ -21,7 +21,7 @@ from forethought.papers.closed_form import approximate_clt_mu
 from forethought.planning import defaults
 from forethought.planning.defaults import gradient_computations, noise_to_signal
 from forethought.planning.plan_request import PlanError, PlanRequest, least_noise, noise_of
-from forethought.planning.solve import largest, plan, room_for, unchecked
+from forethought.planning.solve import largest, plan, unchecked
 from forethought.values.caveats import Caveat
 from forethought.values.checks import function, instance, real, settle, whole
 from forethought.values.mechanism import (
@@ -223,7 +223,7 @@ def pareto(
         raise PlanError("group_sizes= go with clipping='group', and with no groups=: drop one")
     limits = _limits(request, grid, limits)
     request = request.with_(budget=None, delta=request.settled_delta())
-    plans = [unchecked(point) for point in _requests(request, grid)]
+    plans = _plans(request, grid)
     approximate = _approximate(plans, request.parameters or 1, grid.loss_of_utility)
     allowed = [row for row in approximate if _within(row, limits, _SLACK)]
     if not allowed:
@@ -254,8 +254,14 @@ def _limits(
     return limits
 
 
-def _requests(request: PlanRequest, grid: SearchGrid) -> list[PlanRequest]:
-    """One request for each point of the grid; numbers that the request fixes are not varied."""
+def _plans(request: PlanRequest, grid: SearchGrid) -> list[Plan]:
+    """The plans of the grid's points; numbers that the request fixes are not varied.
+
+    Points that no plan fulfils are left out, such as more groups than records of a batch.
+
+    Raises:
+        ValueError: every point is one; the error of the last one.
+    """
     N = request.examples
     least = min(N, max(LEAST_BATCH, N / 1000))
     batches = grid.batches or _geometric(least, max(least, N / 4))
@@ -267,39 +273,31 @@ def _requests(request: PlanRequest, grid: SearchGrid) -> list[PlanRequest]:
     lengths: Sequence[int | None] = sorted(set(grid.rounds or _geometric(30, 3000)))
     if request.timed:
         lengths = [request.rounds]
-    found = [
-        request.with_(
-            batch=batch,
-            groups=request.groups if each is None else batch // each,
-            rounds=length,
-            noise_multiplier=float(sigma),
-            clip_norm=request.clip_norm if norm is None else norm,
-            # Settled here, since numbers of the grid are no choice of the user's.
-            hyperparameters=request.chosen_by(),
-        )
-        for batch, sigma, norm, length, each in product(
-            sorted(set(batches)),
-            sigmas,
-            grid.clip_norms or (None,),
-            lengths,
-            grid.group_sizes or (None,),
-        )
-        if batch >= (each or request.groups or 1)
-    ]
+    refused: ValueError = PlanError("there is nothing to search")
+    found = []
+    for batch, sigma, norm, length, each in product(
+        sorted(set(batches)),
+        sigmas,
+        grid.clip_norms or (None,),
+        lengths,
+        grid.group_sizes or (None,),
+    ):
+        try:
+            point = request.with_(
+                batch=batch,
+                groups=request.groups if each is None else batch // each,
+                rounds=length,
+                noise_multiplier=float(sigma),
+                clip_norm=request.clip_norm if norm is None else norm,
+                # Settled here, since numbers of the grid are no choice of the user's.
+                hyperparameters=request.chosen_by(),
+            )
+            found.append(unchecked(point))
+        except ValueError as error:
+            refused = error
     if not found:
-        raise PlanError("every batch is smaller than a group, or than the number of groups")
-    # Only where the largest sample of a course fits into the data.
-    fitting = [
-        point
-        for point in found
-        if (size := point.batch) and room_for(point, size, point.length_of(size)) == size
-    ]
-    if not fitting:
-        raise PlanError(
-            "no batch leaves room for the largest sample of size_schedule=: give a growth nearer "
-            "to 1, or a smaller batch"
-        )
-    return fitting
+        raise refused
+    return found
 
 
 def _approximate(

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console, Group
 from rich.text import Text
 
-from forethought.accounting.interval import at_most
+from forethought.accounting.interval import at_most, first_to_last
 from forethought.federated.federation import Federation, local_words
 from forethought.planning.holders import FederatedPlan, GossipPlan
 from forethought.report.figures import BLUE, GREY, ORANGE, new_axes
-from forethought.report.terminal import figures, first_to_last
+from forethought.report.terminal import figures
 
 if TYPE_CHECKING:
     from forethought.gossip.gossip import Gossip

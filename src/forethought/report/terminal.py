@@ -15,7 +15,7 @@ from rich.text import Text
 
 from forethought.accounting import exact
 from forethought.accounting.adaptive import PHASES_ALONE, SEARCH_ALONE
-from forethought.accounting.interval import at_least, at_most
+from forethought.accounting.interval import at_least, at_most, first_to_last
 from forethought.accounting.statement import Statement, numbers
 from forethought.papers.calculators import Calculated
 from forethought.papers.closed_form import SampleSizes
@@ -207,12 +207,6 @@ def _preparation_text(plan: Plan, asked: Preparation) -> str:
     spent = exact.epsilon(alone, plan.delta, plan.records_per_person).upper
     names = ", ".join(NAMES[name].partition(" of ")[0] for name in asked.statistics)
     return f"{names} (alone ε {at_most(spent, '.2g')})"
-
-
-def first_to_last(values: Sequence[float], form: str) -> str:
-    """The first and the last number of a run's parts; one number where they are equal."""
-    first, last = format(values[0], form), format(values[-1], form)
-    return first if first == last else f"{first} to {last}"
 
 
 def show_plan(console: Console, plan: Plan) -> None:

@@ -177,7 +177,7 @@ function draw(found) {
     fact("ε, certified", atMost(found.epsilon), `δ ${Number(atMost(found.delta)).toExponential()}, ${whom}`),
     fact("rounds", counted(found.rounds), `${short(found.epochs)} epochs`),
     fact("batch", counted(found.batch), `${found.unit}, expected`),
-    fact("noise multiplier σ", Number(found.sigma.toPrecision(4)).toString(),
+    fact("noise multiplier σ", found.sigma,
       `of ${counted(found.examples)} ${found.unit}`),
     ...(start.job ? [fact("time here", tried, "tried on synthetic records", "time")] : []));
   drawAttack(found.attack);

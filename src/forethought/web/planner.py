@@ -17,6 +17,7 @@ import numpy as np
 
 from forethought import jobs
 from forethought.accounting import exact
+from forethought.accounting.interval import first_to_last
 from forethought.accounting.tradeoff import tradeoff
 from forethought.planning import defaults
 from forethought.planning.defaults import noise_to_signal
@@ -149,8 +150,8 @@ def shown(settings: Settings, loaded: jobs.load.Loaded | None = None) -> dict[st
     return {
         "epsilon": spent,
         "delta": made.delta,
-        "sigma": made.noise_multiplier,
-        "batch": made.batch,
+        "sigma": first_to_last([part.noise_multiplier for part in made.privacy.mechanism], ".4g"),
+        "batch": made.mean_batch,
         "rounds": made.rounds,
         "epochs": made.epochs,
         "examples": made.examples,
