@@ -208,9 +208,10 @@ TABLE = '[data]\nsource = "csv:{}"\nlabel = "ill"\nclasses = ["no", "yes"]\n'
 BUDGET = "[budget]\nepsilon = 2.0\n"
 
 
+@pytest.mark.slow
 def test_noise_and_samples_that_change_are_shown_and_forecast(tmp_path):
     """Each of the three read the one noise, or the one batch, of a plan that has several."""
-    job, training = tmp_path / "job.toml", "[training]\nbatch = 50\nrounds = 4\n"
+    job, training = tmp_path / "job.toml", "[training]\nbatch = 50\nrounds = 2\n"
     courses = 'noise_schedule = "geometric"\nsize_schedule = "linear"\n'
     text = TABLE + COLUMNS + BUDGET + training + courses
     job.write_text(text.replace("{}", str(a_table(tmp_path))))
