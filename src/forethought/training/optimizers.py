@@ -565,18 +565,15 @@ def descent_of(
 
     Raises:
         ValueError: an unknown optimizer; a step size or clip norm that single precision does not
-            hold; or a filter or an optimizer that needs independent noise in a plan with correlated
-            noise.
+            hold; or an optimizer that needs independent noise in a plan with correlated noise.
     """
     real("learning_rate", plan.optimizer.learning_rate, most=1e30)
     real("clip_norm", plan.clip.norm, most=1e30)
     own = make_optimizer(plan.optimizer, parameters.values()) if optimizer is None else optimizer
-    counts = plan.gradient_filter is not None or hasattr(own, "expect_noise")
-    if counts and any(isinstance(part, Correlated) for part in plan.privacy.mechanism):
-        raise ValueError(
-            "gradient_filter= and the optimizer 'adam-bc' count on independent noise: drop them, "
-            "or noise='correlated', which cancels over the rounds by itself"
-        )
+    if hasattr(own, "expect_noise") and any(
+        isinstance(part, Correlated) for part in plan.privacy.mechanism
+    ):
+        raise ValueError("the optimizer counts on independent noise: take another one")
     return Descent(parameters, own, make_filter(plan.gradient_filter, plan.rounds))
 
 
