@@ -20,8 +20,10 @@ from forethought.federated.federation import (
     Robust,
     ServerOptimizer,
 )
-from forethought.values.mechanism import first_round, updates_of
+from forethought.values.mechanism import Correlated, FullBatch, Mechanism, first_round, updates_of
 from forethought.values.plan import Preparation
+from forethought.values.strategies import Banded
+from forethought.values.use import GradientFilter
 
 
 def test_it_is_read_back_as_it_was_and_named_by_all_of_it() -> None:
@@ -64,6 +66,16 @@ def test_a_plan_that_prepares_the_data_is_refused() -> None:
     prepared = plan().remade(preparation=Preparation(("classes",), classes=2, noise_multiplier=99))
     with pytest.raises(FederationError, match="preparation="):
         federation(plans=(prepared,))
+
+
+def test_a_plan_that_no_client_can_run_is_refused_before_anybody_has_keys() -> None:
+    filtered = plan().remade(use=replace(plan().use, gradient_filter=GradientFilter()))
+    with pytest.raises(FederationError, match="send the weights"):
+        federation(plans=(filtered,))
+    rounds = plan().rounds
+    noise = Correlated(2.0, rounds, FullBatch(), strategy=Banded((1.0, 0.5)))
+    with pytest.raises(FederationError, match="independent noise"):
+        federation(plans=(plan().remade(mechanism=Mechanism(noise)),))
 
 
 def test_permissible_delays() -> None:

@@ -291,6 +291,17 @@ def test_where_others_have_stopped_their_noise_is_not_counted() -> None:
                 for rate in (0.2, 0.4)
             ),
         },
+        # After 60 rounds the step sizes of the longer plan have not fallen as far.
+        {
+            "exchanged": "weights",
+            "rounds": 60,
+            "plans": tuple(
+                plan(rounds=rounds, use=ReleaseUse(schedule=Schedule("cosine")))
+                for rounds in (120, 60)
+            ),
+        },
+        # Two whole numbers can be told from their sum with weights such as 1 and √2.
+        {"plans": (plan(noise="grid"),)},
     ],
 )
 def test_no_gain_where_a_model_is_more_than_one_sum(options: dict) -> None:

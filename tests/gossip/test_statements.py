@@ -207,6 +207,8 @@ def test_an_outsider_of_sync_faces_everybody_s_noise_and_of_others_nobody_s() ->
         exponential(trust=Trust(difference=1.0)),
         exponential(plans=MOVING, members=HALVES),
         exponential(plans=(by_examples(0.5), by_examples(0.25)), members=HALVES),
+        exponential(plans=(plan(ROUNDS), plan(ROUNDS, noise="grid")), members=HALVES),
+        gossip(9, ROUNDS, rule="allreduce", plans=(plan(ROUNDS, noise="grid"),)),
     ):
         assert outsider_gain(agreed, 2) == 1
         own, seen = (worker_statement(agreed, 2, view) for view in ("neighbours", "outsider"))

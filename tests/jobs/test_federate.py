@@ -62,6 +62,12 @@ def test_a_deadline_behind_masks_is_refused_before_keys_are_made() -> None:
         agreed(job("secure = {}\ndeadline = 5.0\n"), [100] * 4, [1.0] * 4)
 
 
+def test_a_batch_larger_than_a_holder_s_records_is_named_as_it_was_given() -> None:
+    assert agreed(job(), [20] * 4, [1.0] * 4)[0].plan(0).round(0).divisor == 20
+    with pytest.raises(JobError, match="batch = 20"):
+        agreed(job(), [19, 19, 19, 90], [1.0] * 4)
+
+
 def test_asynchronous_sample_sizes_match_the_speeds() -> None:
     extra = 'rule = "asynchronous"\nslow = 1\nslow_factor = 4.0\n'
     section = job(extra).federation

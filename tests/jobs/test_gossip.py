@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,14 @@ def test_samples_that_change_are_refused_with_the_reason() -> None:
     text = SMALL.replace("batch = 30", 'batch = 30\nsize_schedule = "linear"')
     with pytest.raises(JobError, match="different numbers of"):
         holders_of(request(text), "gossip")
+
+
+def test_norms_that_follow_the_data_go_with_other_numbers_of_records() -> None:
+    text = SMALL.replace("batch = 30", 'batch = 30\nclip_rule = "quantile"').replace("= 6", "= 5")
+    gossip = holders_of(request(text), "gossip").gossip
+    clips = {plan.clip for plan in gossip.plans}
+    assert len(clips) > 1 and {clip.rule for clip in clips} == {"quantile"}
+    assert len({replace(clip, count_noise=1.0) for clip in clips}) == 1
 
 
 def test_a_simulation_leaves_statements_and_figures(tmp_path: Path) -> None:

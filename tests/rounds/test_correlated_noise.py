@@ -12,8 +12,6 @@ from scipy.linalg import toeplitz
 
 import forethought as ft
 from drawn import randn, reseed
-from forethought.holders.simulator import HolderError
-from forethought.holders.trainer import Holder
 from forethought.rounds.contributions import cross_entropy
 from forethought.rounds.private_sum import PrivateRounds
 from forethought.rounds.randomness import BoundNoise, CorrelatedNoise, Secrets, Seeds
@@ -142,5 +140,3 @@ def test_what_cannot_be_correlated_is_refused() -> None:
     chosen = plan()
     with pytest.raises(ft.UnsupportedMechanismError, match="mechanism of its"):
         _ = chosen.round(3).mechanism
-    with pytest.raises(HolderError, match="independent noise"):
-        Holder(chosen, TensorRecords(*data()), cross_entropy, Secrets.draw(Seeds(1, 2)))

@@ -18,13 +18,10 @@ import forethought as ft
 from drawn import rand, reseed
 from forethought.accounting.verification import verify
 from forethought.data.dataset import Dataset, Split
-from forethought.holders.simulator import HolderError
-from forethought.holders.trainer import Holder
 from forethought.models import build
 from forethought.rounds import preparation
-from forethought.rounds.contributions import cross_entropy
 from forethought.rounds.preparation import SPREAD, Vectors, centre, rescaled
-from forethought.rounds.randomness import Secrets, Seeds
+from forethought.rounds.randomness import Seeds
 from forethought.rounds.records import TensorRecords
 from forethought.training.execution import Interrupted
 from forethought.training.folder import CheckpointError
@@ -267,13 +264,6 @@ def test_what_cannot_centre_runs_for_less() -> None:
     assert len(run.statement.releases) == 1
     with pytest.warns(NotCentredWarning):
         ft.private(model(), None, corner(), plan)
-
-
-def test_a_holder_of_a_federation_is_told_to_plan_without() -> None:
-    plan = planned()
-    records = TensorRecords(torch.zeros(N, D), torch.zeros(N, dtype=torch.int64))
-    with pytest.raises(HolderError, match="centre=False"):
-        Holder(plan, records, cross_entropy, Secrets.draw(Seeds(1, 2)))
 
 
 def test_means_are_planned_where_they_are_worth_their_price() -> None:

@@ -16,8 +16,6 @@ from torch import nn
 
 import forethought as ft
 from forethought.accounting.statement import account
-from forethought.holders.simulator import HolderError
-from forethought.holders.trainer import Holder
 from forethought.jobs.job import Job
 from forethought.rounds.contributions import cross_entropy
 from forethought.rounds.private_sum import PrivateRounds
@@ -284,10 +282,6 @@ def test_what_is_no_filter_is_refused(given: Any, message: str) -> None:
 
 
 def test_where_it_cannot_be_used_it_is_refused() -> None:
-    filtered = plan(gradient_filter=ft.GradientFilter())
-    records = TensorRecords(*map(torch.from_numpy, data()))
-    with pytest.raises(HolderError, match="send the weights"):
-        Holder(filtered, records, cross_entropy, Secrets.draw(Seeds(1, 1)))
     part = Correlated(1.0, 8, CyclicPoisson(1.0, 8), strategy=ft.Banded((1.0, 0.3)))
     parameters = dict(network().named_parameters())
     optimizer = Optimizer("adam-bc", 0.1, ())

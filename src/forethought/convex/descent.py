@@ -22,13 +22,7 @@ from forethought.convex import problems
 from forethought.convex.planning import DescentPlan
 from forethought.gradients.clipped import cross_entropy_slope
 from forethought.gradients.sums import flat
-from forethought.rounds.contributions import (
-    LinearModel,
-    LinearRecords,
-    Slope,
-    linear_sums,
-    no_loss,
-)
+from forethought.rounds.contributions import LinearModel, LinearRecords, Slope, linear_sums, no_loss
 from forethought.rounds.preparation import Prepared, require_prepared, with_preparation
 from forethought.rounds.private_sum import NoisedSum, PrivateRounds
 from forethought.rounds.randomness import Secrets, Seeds

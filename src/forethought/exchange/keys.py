@@ -22,6 +22,7 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from forethought.exchange.messages import SERVER
+from forethought.values.mechanism import Correlated
 from forethought.values.plan import Plan, Transcript
 from forethought.values.serialisation import Readers, Stored, canonical, each, write_secret
 
@@ -375,7 +376,7 @@ class Agreement(Stored):
         return self.plans[self.members[place].plan]
 
     def require_members(self) -> None:
-        """Refuse two members of one name, and a plan that does not exist or prepares the data.
+        """Refuse two members of one name, and a plan that does not exist or that no member can run.
 
         Raises:
             ValueError: of the class ``REFUSAL``.
@@ -388,8 +389,23 @@ class Agreement(Stored):
                 raise self.REFUSAL(
                     f"{one} {member.name!r} has plan {member.plan}, there are {len(self.plans)}"
                 )
-            if self.plans[member.plan].preparation is not None:
-                raise self.REFUSAL(f"no {one} prepares data: drop preparation=, set centre=False")
+            self._require_own(self.plans[member.plan])
+
+    def _require_own(self, plan: Plan) -> None:
+        """Refuse a plan that no member can run by itself."""
+        refused = {
+            f"no {self.MEMBER} releases a preparation of the data: plan without preparation=, a "
+            "linear model with centre=False": plan.preparation is not None,
+            "gradient_filter= takes noised means on weights that the run itself stepped; here "
+            "others send the weights: drop it": plan.gradient_filter is not None,
+            f"correlated noise is accounted over all rounds of one run, and a {self.MEMBER}'s "
+            "rounds may be lost: plan with independent noise": any(
+                isinstance(part, Correlated) for part in plan.mechanism
+            ),
+        }
+        for words, wrong in refused.items():
+            if wrong:
+                raise self.REFUSAL(words)
 
     def require_released(self, place: int, transcript: Transcript | None) -> None:
         """Refuse a statement for a member that released nothing.

@@ -171,7 +171,7 @@ def gain(
     """
     ends = [federation.updates(other) for other in range(len(federation.members))]
     missed = made is not None and set(made) != {federation.rounds}
-    if missed or not _one_sum_a_round(federation, ends):
+    if missed or not _one_sum_a_round(federation):
         return 1.0
     least = math.inf
     # Rounds of the client at which its own noise or another client's may change.
@@ -340,16 +340,19 @@ def _behind_masks(federation: Federation, client: int) -> dict[str, Any]:
     }
 
 
-def _one_sum_a_round(federation: Federation, ends: Sequence[int]) -> bool:
+def _one_sum_a_round(federation: Federation) -> bool:
     """True if every global model is a function of the weighted sums of all clients' noised sums.
 
     This needs all clients in every round, one release per round, a plain mean and a fixed clipping
     norm. Exchanged weights count like gradients where the local step is linear and the same for all
-    clients: SGD, with or without momentum, its sizes counted in rounds.
+    clients: SGD, with or without momentum, its sizes counted in rounds. Noise on a grid counts only
+    in masked sums, of whole numbers: a weighted sum of discrete noises is no discrete noise.
     """
     plans = federation.plans
+    weighted = federation.secure is None and any(plan.noise == "grid" for plan in plans)
     if (
-        any(plan.clip.rule == "quantile" or plan.clip.final is not None for plan in plans)
+        weighted
+        or any(plan.clip.rule == "quantile" or plan.clip.final is not None for plan in plans)
         or federation.rule != "synchronous"
         or federation.local_rounds != 1
         or federation.robust.kind != "mean"
@@ -361,12 +364,12 @@ def _one_sum_a_round(federation: Federation, ends: Sequence[int]) -> bool:
     if federation.exchanged == "gradients":
         return True
     # Later models lack the momentum of a client that stopped. Compared with earlier models, they
-    # would show its past sums separately from the others'.
-    uses = {plan.use for plan in plans}
-    # Counted in examples, step sizes of clients with other batches move apart.
+    # would show its past sums separately from the others'. And step sizes of plans of other lengths
+    # or, counted in examples, of other batches move apart.
+    uses = {(plan.use, plan.rounds) for plan in plans}
     alike = len(plans) == 1 or plans[0].schedule.unit == "rounds"
     descends = kind_of(plans[0].optimizer.name).descends
-    return len(set(ends)) == 1 and len(uses) == 1 and alike and descends
+    return len(uses) == 1 and alike and descends
 
 
 def _noise_in_the_mean(federation: Federation, client: int, round: int) -> float:

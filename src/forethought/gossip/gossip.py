@@ -259,7 +259,8 @@ class Gossip(Agreement):
 
     def _check_plan(self, name: str, plan: Plan) -> None:
         first = self.plans[0]
-        if plan.use != first.use or plan.clip != first.clip:
+        clip = replace(plan.clip, count_noise=first.clip.count_noise)
+        if plan.use != first.use or clip != first.clip:
             raise GossipError(
                 f"worker {name!r} has another plan than the others: optimizer, step sizes and "
                 "clipping must be the same for all; noise, batch and rounds may differ"

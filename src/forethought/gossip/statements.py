@@ -101,13 +101,14 @@ def outsider_gain(gossip: Gossip, worker: int, rounds: int | None = None) -> flo
 
     It is the least over the rounds, and exactly 1 where models depend on more than the sums over
     all workers: asynchronous rules, exchanges that do not average exactly, clipping norms or steps
-    that move, and fewer rounds than were agreed on, the last of which may not have been averaged.
+    that move, noise on a grid, and fewer rounds than were agreed on, the last of which may not have
+    been averaged.
 
     Args:
         rounds: the number that the worker has released; None: all that it makes.
     """
     ended = rounds not in (None, gossip.updates(worker))
-    if ended or _moving(gossip) or not _one_model_a_round(gossip):
+    if ended or _moving(gossip) or _on_a_grid(gossip) or not _one_model_a_round(gossip):
         return 1.0
     return min(
         math.sqrt(math.fsum((one / stds[worker]) ** 2 for one in stds)) if stds[worker] else 1.0
@@ -126,11 +127,10 @@ def network_gains(
     Raises:
         NetworkViewError: this is not proven for the gossip; the message says for which it is.
     """
-    plan = gossip.plan(worker)
     what = None
     if gossip.rule != "synchronous":
         what = f"under the rule {gossip.rule!r}"
-    elif plan.noise == "grid":
+    elif _on_a_grid(gossip):
         what = "of noise on a grid, whose sums are not discrete Gaussian"
     elif _moving(gossip):
         what = "of clipping norms that follow the data, or steps that move apart in other plans"
@@ -259,6 +259,11 @@ def _one_model_a_round(gossip: Gossip) -> bool:
         return True
     plain = gossip.rule == "synchronous" and _linear(gossip) and not gossip.tracking
     return plain and _averages(gossip)
+
+
+def _on_a_grid(gossip: Gossip) -> bool:
+    """True if some noise is discrete: averages of such noises are not."""
+    return any(plan.noise == "grid" for plan in gossip.plans)
 
 
 def _moving(gossip: Gossip) -> bool:

@@ -24,9 +24,7 @@ from forethought.exchange.messages import Model, Update, Vector, decode, encode
 from forethought.exchange.storage import FolderStorage, RecordLog
 from forethought.federated.federation import Federation, FederationError
 from forethought.federated.rules import Synchronous
-from forethought.federated.secure_aggregation.masking import (
-    SecureAggregation,
-)
+from forethought.federated.secure_aggregation.masking import SecureAggregation
 from forethought.federated.secure_aggregation.protocol import secure_sum
 from forethought.federated.secure_aggregation.shared_noise import require_room
 from forethought.federated.sizes import released

@@ -38,7 +38,7 @@ from forethought.training.optimizers import (
     restore_optimizer,
 )
 from forethought.training.records import warn_of_another_model
-from forethought.values.mechanism import Correlated, LocalRounds, Persons, Sampling, first_round
+from forethought.values.mechanism import LocalRounds, Persons, Sampling, first_round
 from forethought.values.plan import Plan, Transcript, step_sizes
 
 # The header of a placeholder in a state without tensors: one zero.
@@ -105,8 +105,7 @@ class Holder:
         sized: True if sample sizes are chosen from the norms of released means; they are kept then.
 
     Raises:
-        HolderError: another number of records than the plan's, or a plan that a holder cannot run:
-            with a preparation of the data, a gradient filter or correlated noise.
+        HolderError: another number of records than the plan's.
     """
 
     plan: Plan
@@ -142,19 +141,6 @@ class Holder:
                 f"the plan is for {self.plan.examples} examples, the data has "
                 f"{len(self.records)}: the guarantee depends on it"
             )
-        refused = {
-            "no holder releases a preparation of the data: plan without preparation=, a linear "
-            "model with centre=False": self.plan.preparation,
-            "gradient_filter= takes noised means on weights that the run itself stepped; here "
-            "others send the weights: drop it": self.plan.gradient_filter,
-            "correlated noise is accounted over all rounds of one run, and a holder's rounds may "
-            "be lost: plan with independent noise": (
-                any(isinstance(part, Correlated) for part in self.plan.mechanism) or None
-            ),
-        }
-        for words, part in refused.items():
-            if part is not None:
-                raise HolderError(words)
         augmentation, kind = self.plan.augmentation, self.plan.contribution
         if augmentation is not None:
             require_images(blank(self.records)[0], augmentation, isinstance(kind, Persons))

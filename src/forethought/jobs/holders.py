@@ -405,12 +405,16 @@ class _Asked:
 
     def reference(self, gradients: bool) -> Plan:
         """The plan of one machine that has the signal-to-noise ratio of all holders together."""
-        more = len(self.sizes) ** 0.5
-        size = round(int(np.median(self.sizes)) * more)
-        asked = load.asked_of(self.job, size, self.network.parameters)
+        more, typical = len(self.sizes) ** 0.5, int(np.median(self.sizes))
+        asked = load.asked_of(self.job, round(typical * more), self.network.parameters)
         changes: dict[str, Any] = {"budget": self.budgets[0], "delta": None}
         changes["noise_borne"] = self.network.noise_borne
         if asked.batch is not None:
+            if asked.batch > typical:
+                raise JobError(
+                    f"[training] batch = {asked.batch} is more than half of the holders have, each "
+                    f"by itself: choose at most {typical}"
+                )
             changes["batch"] = max(1, round(asked.batch * more))
         if gradients and asked.options is None and kind_of(asked.optimizer).descends:
             changes["options"] = {"momentum": 0.0}  # the server steps along each gradient apart

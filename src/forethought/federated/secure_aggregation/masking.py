@@ -310,11 +310,6 @@ class SecureAggregation:
         Raises:
             SecureAggregationError: names the term that does not fit, and one that would.
         """
-        if federation.rule != "synchronous":
-            raise SecureAggregationError(
-                f"the rule {federation.rule!r} applies updates one by one: secure aggregation sums "
-                "a cohort, so use the rule 'synchronous'"
-            )
         if federation.exchanged != "gradients" or federation.local_rounds != 1:
             raise SecureAggregationError(
                 "secure aggregation sums the noised sums of one round, else others' noise protects "
