@@ -391,9 +391,6 @@ def test_what_secure_aggregation_does_not_go_with_is_refused(options: dict, word
 def test_asynchronous_rounds_have_no_secure_sums() -> None:
     with pytest.raises(FederationError, match="synchronous"):
         federation(rule="asynchronous", secure=SecureAggregation(10).to_dict())
-    fine = federation(plans=(plan(noise="grid"),))
-    with pytest.raises(SecureAggregationError, match="synchronous"):
-        SecureAggregation(10).require(replace(fine, rule="asynchronous"))
 
 
 def test_the_overview_has_a_row_a_client_and_zero_for_one_that_released_nothing() -> None:
