@@ -1265,8 +1265,8 @@ class Convolved(BoundedTerm):
         return few if few * self._patch_numbers >= FEW_PATCHES else 0
 
     def _few(self) -> int:
-        # The number of images in one float64 product: about 2^20 numbers.
-        return max(1, (1 << 20) // max(1, self._patch_numbers))
+        # The number of images in one float64 product: about 2^17 numbers, a megabyte.
+        return max(1, (1 << 17) // max(1, self._patch_numbers))
 
     @property
     def _patch_numbers(self) -> int:
