@@ -220,7 +220,7 @@ def following(
     hidden = amplified(mechanism) and not randomness.seeded_sampling
     drawn = any(not isinstance(part.sampling, FullBatch) for part in mechanism)
     return {
-        "correlated-noise": any(isinstance(part, Correlated) for part in mechanism),
+        "correlated-noise": mechanism.correlated,
         "no-noise": any(part.noise_multiplier == 0 for part in mechanism),
         "seeded-noise": seeded,
         "seeded-search": randomness.seeded_sampling and choosing and not seeded,

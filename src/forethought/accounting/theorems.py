@@ -141,7 +141,7 @@ def uncorrelated(rounds: Rounds, group: int = 1) -> Rounds:
 
 def all_uncorrelated(mechanism: Mechanism, group: int = 1) -> Mechanism:
     """The mechanism with :func:`uncorrelated` parts; the same object if none is correlated."""
-    if not any(isinstance(part, Correlated) for part in mechanism):
+    if not mechanism.correlated:
         return mechanism
     parts: Iterable[Rounds] = (uncorrelated(part, group) for part in mechanism)
     return Mechanism(*parts, adjacency=mechanism.adjacency)

@@ -28,7 +28,6 @@ from forethought.auditing.verdict import Finding
 from forethought.rounds.private_sum import WITNESS, NoisedSum, PrivateRounds, PrivateSum
 from forethought.rounds.randomness import Secrets
 from forethought.training.run import train
-from forethought.values.mechanism import Correlated
 from forethought.values.plan import Plan, Round
 
 Array = NDArray[np.float64]
@@ -154,7 +153,7 @@ class _Witness:
         # The bytes that this replay bound the noise of each round to, also across a resumed run.
         self._bounds = replay._bounds.setdefault(secrets.noise, {})
         self._key = secrets.noise
-        self._correlated = any(isinstance(part, Correlated) for part in rounds.privacy.mechanism)
+        self._correlated = rounds.privacy.mechanism.correlated
         self._parts: list[reference.Part] = []
         self._inputs = b""
         self._indices: Any = None

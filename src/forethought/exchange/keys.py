@@ -22,7 +22,6 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from forethought.exchange.messages import SERVER
-from forethought.values.mechanism import Correlated
 from forethought.values.plan import Plan, Transcript
 from forethought.values.serialisation import Readers, Stored, canonical, each, write_secret
 
@@ -389,9 +388,9 @@ class Agreement(Stored):
                 raise self.REFUSAL(
                     f"{one} {member.name!r} has plan {member.plan}, there are {len(self.plans)}"
                 )
-            self._require_own(self.plans[member.plan])
+            self._require_runnable(self.plans[member.plan])
 
-    def _require_own(self, plan: Plan) -> None:
+    def _require_runnable(self, plan: Plan) -> None:
         """Refuse a plan that no member can run by itself."""
         refused = {
             f"no {self.MEMBER} releases a preparation of the data: plan without preparation=, a "
@@ -399,9 +398,7 @@ class Agreement(Stored):
             "gradient_filter= takes noised means on weights that the run itself stepped; here "
             "others send the weights: drop it": plan.gradient_filter is not None,
             f"correlated noise is accounted over all rounds of one run, and a {self.MEMBER}'s "
-            "rounds may be lost: plan with independent noise": any(
-                isinstance(part, Correlated) for part in plan.mechanism
-            ),
+            "rounds may be lost: plan with independent noise": plan.mechanism.correlated,
         }
         for words, wrong in refused.items():
             if wrong:

@@ -262,7 +262,7 @@ def adaptive_rate(plan: Plan, optimizer: str, options: Mapping[str, Any], rate: 
         correlated noise, and for optimizers with an unknown divisor.
     """
     divides = kind_of(optimizer).divides
-    if divides is None or any(isinstance(p, Correlated) for p in plan.privacy.mechanism):
+    if divides is None or plan.privacy.mechanism.correlated:
         return USUAL_RATE
     divided = divides(_variance(plan), options, plan.rounds)
     return max(USUAL_RATE, rate * math.sqrt(divided))

@@ -32,7 +32,7 @@ from forethought.gradients.sharded import Shards
 from forethought.gradients.sums import Sums, centred_count_below, next_clip_norm
 from forethought.rounds import contributions, randomness
 from forethought.rounds.records import Records, TensorRecords, content, require_size
-from forethought.values.mechanism import Correlated, Examples, Sampling
+from forethought.values.mechanism import Examples, Sampling
 from forethought.values.plan import Privacy, Round, Transcript, grid
 
 # A model's trainable parameters as one flat vector, which is summed and noised.
@@ -237,7 +237,7 @@ class PrivateRounds:
         # The part whose correlated noise is held; a continued run draws earlier rounds again.
         self._part: tuple[object, ...] = ()
         self.bound: list[bytes] = []
-        self._remembers = any(isinstance(part, Correlated) for part in privacy.mechanism)
+        self._remembers = privacy.mechanism.correlated
         # A forked copy of this process releases the rounds a second time, which must be counted.
         self._process, self._copies = os.getpid(), 0
         self._opened = -1

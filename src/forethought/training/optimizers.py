@@ -17,7 +17,6 @@ from forethought.gradients.boundary import cut_like
 from forethought.rounds.private_sum import Layout, NoisedSum
 from forethought.training.folder import fingerprint
 from forethought.values.checks import real, suggestion
-from forethought.values.mechanism import Correlated
 from forethought.values.plan import Plan, Round
 from forethought.values.use import OPTIMIZERS, Averaging, GradientFilter, Optimizer
 
@@ -570,9 +569,7 @@ def descent_of(
     real("learning_rate", plan.optimizer.learning_rate, most=1e30)
     real("clip_norm", plan.clip.norm, most=1e30)
     own = make_optimizer(plan.optimizer, parameters.values()) if optimizer is None else optimizer
-    if hasattr(own, "expect_noise") and any(
-        isinstance(part, Correlated) for part in plan.privacy.mechanism
-    ):
+    if hasattr(own, "expect_noise") and plan.privacy.mechanism.correlated:
         raise ValueError("the optimizer counts on independent noise: take another one")
     return Descent(parameters, own, make_filter(plan.gradient_filter, plan.rounds))
 

@@ -704,6 +704,11 @@ class Mechanism(Stored):
             if not isinstance(part, Correlated):
                 part.sensitivity(adjacency)  # raises where there is no bound
 
+    @property
+    def correlated(self) -> bool:
+        """True if the noise of some rounds is correlated."""
+        return any(isinstance(part, Correlated) for part in self.rounds)
+
     def __repr__(self) -> str:
         parts = ", ".join(map(repr, self.rounds))
         return f"Mechanism({parts}, adjacency={self.adjacency!r})"

@@ -842,8 +842,8 @@ class Plan(serialisation.Stored):
         settle(self, privacy=privacy, use=replace(use, **given))
         settle(self, hyperparameters=choice(hyperparameters), not_covered=caveats(not_covered))
         settle(self, reasons=pairs)
-        counts = self.gradient_filter is not None or self.optimizer.name == "adam-bc"
-        if counts and any(isinstance(part, Correlated) for part in privacy.mechanism):
+        filtered = self.gradient_filter is not None or self.optimizer.name == "adam-bc"
+        if filtered and privacy.mechanism.correlated:
             raise ValueError(
                 "gradient_filter= and the optimizer 'adam-bc' count on independent noise: drop "
                 "them, or noise='correlated', which cancels over the rounds by itself"
